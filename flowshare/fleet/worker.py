@@ -242,6 +242,7 @@ class FleetWorker:
             log=self._log,
             slots=slots,
             cooperative=self._cooperative,
+            clock=self._clock,
         )
         self._build_slots(slots, cached, led)
         self._build_server(storage, duties)

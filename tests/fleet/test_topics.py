@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from dataclasses import replace
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ProduceRequest, ShareGroupHeartbeatRequest
+from flowshare.protocol.messages import MetadataRequest, ProduceRequest, ShareGroupHeartbeatRequest
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
+from tests.fleet.kafka import FakeKafka
 from tests.fleet.test_lost_records import until
 from tests.fleet.test_worker import accept
 from tests.fleet.test_worker import take as take_for_ever
@@ -101,6 +104,40 @@ def test_nothing_stays_stored_of_a_topic_that_was_made_anew():
             await clock.sleep(SOON_S)
 
             assert fleet.stored(old) == []
+
+    virtually(scenario)
+
+
+class BehindKafka(FakeKafka):
+    """Looked for by name, `older` tells the id of before; looked for by id, topics are told as they are."""
+
+    older: uuid.UUID | None = None
+
+    async def carry_out(self, connection, request):
+        answer = await super().carry_out(connection, request)
+        if self.older is None or not isinstance(request, MetadataRequest) or "orders" not in request.topics:
+            return answer
+        return replace(answer, topics=tuple(replace(one, topic_id=self.older) for one in answer.topics))
+
+
+def test_stored_state_survives_a_broker_that_tells_an_id_of_before():
+    async def scenario(clock):
+        fleet = Fleet(clock)
+        fleet.kafka = BehindKafka(clock)
+        async with fleet:
+            member = await reader(fleet, 1)
+            await fleet.produce("orders", b"a", b"b")
+            await take(member, 2)
+            right = fleet.kafka.storage.topics()["orders"].topic_id
+            before = fleet.stored(right)
+
+            fleet.kafka.older = uuid.UUID(int=7)
+            topics = fleet.living[0].worker._log.topics()
+            await until(clock, lambda: topics["orders"].topic_id == fleet.kafka.older)
+            await clock.sleep(3 * SOON_S)
+
+            assert before
+            assert fleet.stored(right) == before
 
     virtually(scenario)
 

@@ -46,6 +46,8 @@ ASK_S: Final = 5.0
 PAUSE_S: Final = 0.1
 KNOW_S: Final = 2.0
 """Time, in s, that a joining member waits for the brokers to tell of topics never looked for before."""
+FORGET_S: Final = 5.0
+"""Pause, in s, before the brokers are asked again whether they still have a topic that was made anew."""
 
 
 class FleetDuties(Duties):
@@ -197,8 +199,10 @@ class FleetSlotContents:
         log: KafkaLog,
         slots: int,
         cooperative: CooperativeGroups,
+        clock: Clock,
     ) -> None:
         self._service = service
+        self._clock = clock
         self._cooperative = cooperative
         self._settings = settings
         self._groups = groups
@@ -302,7 +306,11 @@ class FleetSlotContents:
                 )
 
     async def _forget(self, topic_id: uuid.UUID) -> None:
+        """Forget a topic once the brokers do not have it: the one that is known now may be an older one, told by a
+        broker that was cut off."""
         try:
+            while await self._log.exists(topic_id):
+                await self._clock.sleep(FORGET_S)
             await self._service.coordinator.topic_deleted(topic_id)
             await self._cooperative.topic_gone(topic_id)
         except LogError as error:

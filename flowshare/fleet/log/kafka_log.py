@@ -92,7 +92,8 @@ class KafkaLog:
         await self._topics.refresh(names, ids)
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """True if a topic with this id exists; the topic is known then. Raises StorageError."""
+        """True if a topic with this id exists; the topic is known then, unless another one has replaced it. Raises
+        StorageError."""
         return await self._topics.exists(topic_id)
 
     def on_topics(self, listener: TopicsListener) -> None:
@@ -250,8 +251,12 @@ class KafkaLog:
         if error is None:
             return
         logger.info("the bounds of %s-%d are not known: %s", followed.topic, followed.partition, error)
-        if isinstance(error, UnknownTopic) or self._registry.by_place.get(followed.place) is not followed:
-            return  # the partition is followed again when the topic comes back
+        if self._registry.by_place.get(followed.place) is not followed:
+            return
+        topic = self._topics.get(followed.topic)
+        if isinstance(error, UnknownTopic) and (topic is None or followed.partition >= topic.partitions):
+            return  # the partition is followed again when it comes back
+        # Also asked again is a leader that does not know a known topic yet.
         followed.failures += 1
         pause_s = backoff_s(followed.failures, SYNC_PAUSE_S, SYNC_PAUSE_MAX_S)
         self._clock.call_later(pause_s, lambda: self._sync_again(followed))

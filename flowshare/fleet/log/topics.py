@@ -2,10 +2,11 @@
 
 A name becomes *wanted* by the first look for it: that look finds nothing, and the brokers are asked at once. News from
 the brokers is believed; not believed at first is that a topic is gone (a broker that has just started may not know of
-it yet), and never that it has an id that it had before (told by a broker that was cut off).
+it yet), and never that it has an id that another one has replaced (told by a broker that was cut off).
 
     unknown ─found→ known ─not found→ doubted ─not found again, gone_s later→ unknown
                     known, doubted ─found with another id, more partitions→ known; listeners are told
+                                                 unknown ─found again, with its last id too→ known
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Topics(Mapping[str, Topic]):
         self._clock = clock
         self._settings = settings
         self._known: dict[str, Topic] = {}
+        self._last: dict[str, Topic] = {}
         self._wanted: dict[str, None] = {}
         self._fresh: set[str] = set()
         self._doubted: dict[str, float] = {}
@@ -115,7 +117,8 @@ class Topics(Mapping[str, Topic]):
             self._alarm.set()
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """True if a topic with this id exists; the topic is known then. False only after two looks, gone_s apart.
+        """True if a topic with this id exists; the topic is known then, unless another one has replaced it. False only
+        after two looks, gone_s apart.
 
         Raises: StorageError (the brokers cannot be asked, or do not say).
         """
@@ -123,10 +126,10 @@ class Topics(Mapping[str, Topic]):
             await self._clock.sleep(pause_s)
             answer = await self._by_id((topic_id,))
             self._take(answer, ())
-            if any(topic.topic_id == topic_id for topic in self._known.values()):
-                return True
             for found in answer.topics:
-                if found.error is not ErrorCode.NONE and found.error not in ABSENT:
+                if found.error is ErrorCode.NONE:
+                    return True
+                if found.error not in ABSENT:
                     advice = ADVICE.get(found.error, "it is tried again")
                     raise StorageError(f"no broker says whether topic {topic_id} exists: {found.error.name} ({advice})")
         return False
@@ -231,20 +234,21 @@ class Topics(Mapping[str, Topic]):
         self._doubted.pop(found.name, None)
         if old is not None and old.topic_id == topic_id and found.partitions <= old.partitions:
             return False
-        if old is not None and old.topic_id != topic_id:
-            self._retire(old)
-        self._known[found.name] = Topic(name=found.name, topic_id=topic_id, partitions=found.partitions, configs={})
+        last = self._last.get(found.name)
+        if last is not None and last.topic_id != topic_id:
+            self._retire(last)
+        topic = Topic(name=found.name, topic_id=topic_id, partitions=found.partitions, configs={})
+        self._last[found.name] = self._known[found.name] = topic
         return True
 
     def _missed(self, name: str) -> bool:
-        topic = self._known.get(name)
-        if topic is None:
+        if name not in self._known:
             return False
         now_s = self._clock.monotonic()
         if now_s - self._doubted.setdefault(name, now_s) < self._settings.gone_s:
             return False
+        # Its id is not retired: a broker that was behind for long may have told so.
         del self._known[name], self._doubted[name]
-        self._retire(topic)
         return True
 
     def _retire(self, topic: Topic) -> None:

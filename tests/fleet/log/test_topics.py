@@ -214,6 +214,58 @@ async def test_a_topic_that_comes_back_is_read_by_those_who_followed_it():
 
 
 @scenario
+async def test_a_topic_that_brokers_did_not_know_for_long_is_read_again_by_those_who_followed_it():
+    async with world(kafka=LyingKafka) as w:
+        topic = await w.topic()
+        await w.log.follow("orders", 0)
+        absent = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        w.kafka.topics = lambda answer: replace(
+            answer, topics=tuple(replace(one, error=absent, topic_id=None) for one in answer.topics)
+        )
+        await w.until(lambda: "orders" not in w.log.topics(), limit_s=8)
+
+        w.kafka.topics = lambda answer: answer
+        await w.until(lambda: "orders" in w.log.topics(), limit_s=8)
+        await w.until(lambda: w.log._registry.find("orders", 0).known, limit_s=1)
+        await w.produce(b"x")
+        await w.until(lambda: w.log.offsets("orders", 0).high_watermark == 1)
+
+        assert w.log.topics()["orders"].topic_id == topic.topic_id
+        assert await w.read_all() == [LogBatch(0, 0)]
+
+
+@scenario
+async def test_an_id_that_was_missing_and_then_replaced_never_comes_back():
+    async with world(kafka=LyingKafka) as w:
+        old = await w.topic()
+        await w.log.refresh(["orders"])
+        await w.kafka.storage.delete_topic("orders")
+        await w.until(lambda: "orders" not in w.log.topics(), limit_s=8)
+        new = await w.topic()
+        await w.log.refresh(["orders"])
+
+        w.kafka.topics = lambda answer: replace(
+            answer, topics=tuple(replace(one, topic_id=old.topic_id) for one in answer.topics)
+        )
+        await w.passes(20)
+
+        assert w.log.topics()["orders"].topic_id == new.topic_id
+
+
+@scenario
+async def test_a_leader_that_does_not_know_a_new_topic_yet_is_asked_again():
+    async with world() as w:
+        await w.topic()
+        await w.log.follow("orders", 0)
+        await w.kafka.storage.delete_topic("orders")
+        new = await w.topic()
+        w.kafka.refuse(m.ListOffsetsRequest, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3)
+
+        await w.until(lambda: w.log.topics()["orders"].topic_id == new.topic_id, limit_s=8)
+        await w.until(lambda: w.log._registry.find("orders", 0).known, limit_s=5)
+
+
+@scenario
 async def test_a_topic_that_may_not_be_seen_is_unknown_until_it_may():
     async with world(kafka=LyingKafka) as w:
         await w.topic()
@@ -241,6 +293,14 @@ async def test_whether_an_id_is_there_is_asked_twice_and_not_guessed():
         assert await w.log.exists(topic.topic_id)
         assert w.log.topics()["orders"].topic_id == topic.topic_id
         assert not await w.log.exists(uuid.uuid4())
+
+        await w.kafka.storage.delete_topic("orders")
+        await w.topic()
+        await w.log.refresh(["orders"])
+        w.kafka.topics = lambda answer: replace(
+            answer, topics=tuple(replace(one, error=ErrorCode.NONE, topic_id=topic.topic_id) for one in answer.topics)
+        )
+        assert await w.log.exists(topic.topic_id), "a broker has it, though another one replaced it here"
 
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         other = uuid.uuid4()
