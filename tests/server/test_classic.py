@@ -22,7 +22,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.groups.members import MEMBER_BYTES_MAX
 from flowshare.server.groups.store import GROUPS, OFFSETS, PENDING
-from flowshare.server.runtime.coordinator import SOON_MS
+from flowshare.server.runtime.coordinator import RETRY_MS, SOON_MS
 from flowshare.server.settings import CLASSIC_CONFIGS, Settings
 from flowshare.server.transactions.coordinator import PREFIX
 from flowshare.testing.clock import settle
@@ -78,6 +78,31 @@ async def test_assignments_that_cannot_be_written_are_told_to_nobody() -> None:
         assert answer.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         w.storage.before_write = None
         assert (await w.join(joined.member_id)).generation == 2
+
+
+async def test_a_later_state_is_written_though_assignments_before_it_could_not_be() -> None:
+    async with world() as w:
+        one = await w.stable()
+        await w.commit(member_id=one, generation=1)
+        joined = await w.join(one, topics=("t", "u"))
+        goes_on = asyncio.Event()
+
+        async def fail() -> None:
+            await goes_on.wait()
+            await refuse()
+
+        w.storage.before_write = fail
+        syncing = await parked(w.sync(one, joined.generation, [(one, b"x")]))
+        leaving = await parked(w.leave(one))
+        goes_on.set()
+        assert (await syncing).error is not NONE
+        assert (await leaving).error is not NONE
+        w.storage.before_write = None
+
+        await w.clock.advance(RETRY_MS / 1000)
+
+        await w.restart()
+        assert await w.groups() == {"g": ("classic", "Empty", "consumer")}
 
 
 async def test_a_closed_connection_leaves_the_member_until_its_session_times_out() -> None:

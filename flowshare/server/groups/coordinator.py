@@ -315,7 +315,8 @@ class ConsumerGroups:
             logger.warning("group could not be written: %s group=%s", error, entry.group.group_id)
             self.waiting.deliver(refused(step.answers))
             if step.assign is not None:
-                entry.unwritten = None
+                if entry.unwritten is data:  # else a later state is still to be written
+                    entry.unwritten = None
                 self.settle(entry, group.not_assigned(step.assign, self.time_of(entry)))
             else:
                 self._runtime.wake()
