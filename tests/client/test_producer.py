@@ -1206,3 +1206,45 @@ async def test_after_an_abort_that_was_not_answered_the_rest_cannot_be_committed
     assert isinstance(given_up.exception(), IllegalState)
     assert not any(one.committed for one in server.seen(m.EndTxnRequest))
     await sender.close()
+
+
+async def test_an_abort_that_was_cancelled_after_its_end_is_repeated_and_ends(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"a")
+    never = asyncio.get_running_loop().create_future()
+    server.then(m.InitProducerIdRequest, never)
+    aborting = asyncio.ensure_future(sender.abort())
+    await settle()
+    aborting.cancel()
+    await settle()
+
+    await sender.abort()
+    await sender.begin()
+    await sender.send("orders", b"b")
+    await sender.commit()
+
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [False, True]
+    await sender.close()
+
+
+async def test_a_batch_that_never_left_is_sent_in_halves_when_it_is_too_large(clock, server):
+    sender = producer(server, clock)
+    await sender.partitions("orders")
+    ask, tries = sender._channel.ask, []
+
+    async def away_once(request, left_s):
+        if isinstance(request, m.ProduceRequest):
+            tries.append(request)
+            if len(tries) == 1:
+                raise NotConnected("broker 1 cannot be reached")
+        return await ask(request, left_s)
+
+    sender._channel.ask = away_once
+    server.then(m.ProduceRequest, refusal(ErrorCode.MESSAGE_TOO_LARGE))
+    sending = asyncio.ensure_future(sender.send_many("orders", [b"a", b"b"]))
+    await settle()
+    await clock.advance(5)
+
+    assert [one.offset for one in await sending] == [0, 1]
+    await sender.close()

@@ -398,3 +398,20 @@ async def test_a_broker_that_stops_reading_holds_requests_back_in_bounded_memory
     assert all(isinstance(error, ConnectionError) for error in await asyncio.gather(*sends, return_exceptions=True))
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize(("host", "port"), [("a..b", 9092), ("x" * 70, 9092), ("127.0.0.1", 70_000), ("a\0b", 9092)])
+async def test_a_name_or_port_that_is_none_cannot_be_reached(host, port):
+    with pytest.raises(NotConnected, match="cannot be reached"):
+        await open_tcp(host, port, client_id="c", clock=LoopClock(), settings=SETTINGS)
+
+
+async def test_a_closer_that_is_cancelled_leaves_the_others_alone():
+    async with fake_broker() as broker, connected(broker) as connection:
+        closers = [asyncio.ensure_future(connection.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        closers[0].cancel()
+        await asyncio.wait(closers)
+
+        assert closers[1].exception() is None
+        await connection.close()

@@ -221,10 +221,10 @@ class Pipeline(asyncio.Protocol):
         """End the connection; requests that wait for an answer get ConnectionLost at once. Closing twice does no
         harm."""
         self.end("the connection was closed")
-        await self._gone
+        await self.wait_ended()
 
     async def wait_ended(self) -> None:
-        """Wait until the connection is over."""
+        """Wait until the connection is over. A caller that is cancelled leaves other waiters alone."""
         await asyncio.shield(self._gone)
 
     def on_ended(self, listener: Callable[[str], object]) -> None:

@@ -351,7 +351,7 @@ async def _connect(
 
     try:
         _, pipeline = await asyncio.get_running_loop().create_connection(protocol, host, port, ssl=context)
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:  # the others: of a name or port that is none
         if context is not None and type(error).__module__ == "ssl":
             raise ClientError(
                 f"{about}: TLS failed: {error}; check the port, the certificate authority and the host name"

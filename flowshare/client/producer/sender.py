@@ -358,7 +358,7 @@ class PartitionSender:
             sequence.split(entry, tuple((half, half.builder.count) for half in halves))
         elif self._passing(problem):
             self._troubled, self._problem = True, problem
-            sequence.lost(entry)
+            sequence.lost(entry, sent=not isinstance(problem, NotConnected))
         else:
             sequence.refused(entry)
             self._fail(batch, RecordTooLarge(str(problem)) if code in TOO_LARGE else problem)

@@ -145,10 +145,12 @@ class PartitionSequence(Generic[B]):
             self._careful = False
         self._go_on()
 
-    def lost(self, entry: NumberedBatch[B]) -> None:
-        """Mark a batch as in doubt: it may be in the log, and the next try may tell."""
+    def lost(self, entry: NumberedBatch[B], *, sent: bool = True) -> None:
+        """Take back a batch without an answer, to be sent again. sent: it may be in the log, so it is in doubt until a
+        next try tells."""
         self._back(entry)
-        entry.in_doubt = self._careful = True
+        entry.in_doubt = entry.in_doubt or sent
+        self._careful = True
 
     def out_of_step(self, entry: NumberedBatch[B]) -> None:
         """Mark a batch as not in the log, because it does not follow the last one there."""

@@ -130,10 +130,10 @@ class ProducerTransactions:
                 self.in_doubt = commit and may_pass(error)
                 if commit or error.code is not ErrorCode.INVALID_TXN_STATE:  # there is nothing to abort
                     raise
+            self._begun = False  # an abort that is repeated, as its new epoch was not told, has nothing to end
         if not commit:
             await self._init(self._producer)
         self._partitions.clear()
-        self._begun = False
         self.open, self.in_doubt, self.problem = False, False, None
 
     @property

@@ -69,6 +69,8 @@ class Membership:
         self.group_id = group_id
         self.member_id = member_id
         self.epoch = EPOCH_JOIN
+        self._asked_in = False
+        """True if the group may count this member: a heartbeat that joins was sent, and not refused."""
         self.topics = tuple(sorted(set(topics)))
         self.names: dict[uuid.UUID, str] = {}
         self.assignment: frozenset[TopicPartition] = frozenset()
@@ -140,7 +142,7 @@ class Membership:
     async def leave(self) -> None:
         """Stop the heartbeats and leave the group; errors of the group or the connection are not raised."""
         await self.stop()
-        if self.epoch > 0 and self._link.current is not None:
+        if self._asked_in and self._link.current is not None:
             try:
                 await self._link.send(self._request(EPOCH_LEAVE))
             except (ConnectionLost, NotConnected, Closed) as error:
@@ -182,6 +184,7 @@ class Membership:
     def _out(self) -> None:
         """Reset the state of a member that is out of the group."""
         self.epoch, self._announced, self._assigned = EPOCH_JOIN, None, frozenset()
+        self._asked_in = False
         self._publish()
 
     def _next_s(self) -> float:
@@ -217,6 +220,7 @@ class Membership:
         request = self._request(self.epoch)
         self._sent = number = self._sent + 1
         self.beaten_s = self._clock.monotonic()
+        self._asked_in = True
         try:
             answer = await self._link.send(request)
         except (NotConnected, ConnectionLost) as error:
@@ -243,6 +247,7 @@ class Membership:
 
     def _refused(self, answer: ShareGroupHeartbeatResponse) -> None:
         """React to an error: join again, wait, or give up. Raises: ServerError (give up)."""
+        self._asked_in = answer.error in LATER
         lost = answer.error is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch != EPOCH_JOIN
         if lost or answer.error in REJOIN:  # lost: deleted, or its server's data is; who joins makes it again
             logger.info("%s/%s joins again: %s", self.group_id, self.member_id, answer.error.name)

@@ -136,13 +136,20 @@ class SessionShell:
             self._links.clear()
         topology = None if self._cluster is None else self._cluster.topology
         self.core.route(topology, keeps=connection.is_flowshare, now_s=self._clock.monotonic())
-        if self.core.fleet and isinstance(connection, ClusterConnection):
-            connection.on_lost(self._membership.refresh)  # a member whose connection ended is waited for for seconds
+        if isinstance(connection, ClusterConnection):
+            self._see_end(connection)
         self.assign()
+
+    def _see_end(self, connection: ClusterConnection) -> None:
+        """Have a heartbeat sent at once when a connection to the fleet ends: a member is waited for for seconds only."""
+        if self.core.fleet:
+            connection.on_lost(self._membership.refresh)
 
     def opened(self, connection: Connection) -> None:
         """Take in a new connection of the member's own link."""
-        if self._cluster is None and not isinstance(connection, ClusterConnection):
+        if isinstance(connection, ClusterConnection):
+            self._see_end(connection)
+        elif self._cluster is None:
             self.core.custody.keeps = connection.is_flowshare
             self._opened(LOCAL, connection)
 
@@ -341,9 +348,11 @@ class SessionShell:
 
     async def _look(self, partitions: tuple[TopicPartition, ...]) -> None:
         assert self._cluster is not None
-        await self._cluster.look_for(sorted({self._membership.topic_name(tp.topic_id) for tp in partitions}))
-        self.core.looked(partitions, self._clock.monotonic())
-        self.act()
+        try:
+            await self._cluster.look_for(sorted({self._membership.topic_name(tp.topic_id) for tp in partitions}))
+        finally:  # while one look is under way, no other is begun
+            self.core.looked(partitions, self._clock.monotonic())
+            self.act()
 
     def _wait_until(self, due_s: float) -> None:
         if self._timer is not None:

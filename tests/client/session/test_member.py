@@ -871,3 +871,30 @@ async def test_a_server_that_drops_every_connection_is_not_stormed(clock):
     assert 5 < len(server.connections) < 15
     assert "dropped" in member.trouble
     await member.close()
+
+
+async def test_a_member_that_ends_before_it_hears_that_it_has_joined_leaves(clock):
+    server = FakeServer()
+    member = ShareMember(server.connect, group_id="g", topics=["orders"], clock=clock, member_id="m1")
+    server.then(m.ShareGroupHeartbeatRequest, asyncio.get_running_loop().create_future())
+    starting = asyncio.ensure_future(member.start())
+    await settle()
+    starting.cancel()
+    await settle()
+
+    await within(clock, 30, member.close())
+
+    assert [one.member_epoch for one in server.seen(m.ShareGroupHeartbeatRequest)] == [0, -1]
+
+
+async def test_a_member_that_was_refused_does_not_leave(clock):
+    server = FakeServer()
+    member = ShareMember(server.connect, group_id="g", topics=["orders"], clock=clock, member_id="m1")
+    refused = m.ShareGroupHeartbeatResponse(error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    server.then(m.ShareGroupHeartbeatRequest, refused)
+    with pytest.raises(ServerError, match="GROUP_AUTHORIZATION_FAILED"):
+        await member.start()
+
+    await within(clock, 30, member.close())
+
+    assert [one.member_epoch for one in server.seen(m.ShareGroupHeartbeatRequest)] == [0]
