@@ -141,7 +141,7 @@ class SessionShell:
         self.assign()
 
     def _see_end(self, connection: ClusterConnection) -> None:
-        """Have a heartbeat sent at once when a connection to the fleet ends: a member is waited for for seconds only."""
+        """Have a heartbeat sent as soon as a connection to the fleet ends: the group waits for a member for seconds."""
         if self.core.fleet:
             connection.on_lost(self._membership.refresh)
 
