@@ -75,6 +75,8 @@ def test_what_fits_is_sent(value_type: Any, value: Any):
         ({"trace": 5}, r"this is none: \('trace', 5\)"),
         ({b"trace": b"1"}, "this is none"),
         ({"trace": {"id": b"1"}}, "this is none"),
+        ({"a\udc80": b"1"}, r"this has a character that has no UTF-8: \('a\\udc80', b'1'\)"),
+        ({"trace": "a\udc80"}, "this has a character that has no UTF-8"),
     ],
 )
 def test_headers_of_another_shape_are_refused_with_the_right_one(headers: Any, wrong: str):
@@ -107,6 +109,14 @@ def test_a_timestamp_that_is_none_in_seconds_is_refused_where_it_is_sent(timesta
         app.topic("out")._made(None, b"x", None, timestamp, None, {})
     with pytest.raises(TypeError, match=hint):
         size_of(Message(b"x", timestamp=timestamp), "out", 1000)
+
+
+@pytest.mark.parametrize("partition", ["3", 0.5, True, -1, b"1"])
+def test_a_partition_that_is_no_number_of_one_is_refused_where_it_is_sent(partition: Any):
+    with pytest.raises(Unencodable, match=r"^the partition of a record for out is .*, and must be 0, 1, …"):
+        fs.Send("out", b"x", partition=partition).encode()
+    with pytest.raises(Unencodable):
+        app.topic("out")._made(None, b"x", partition, None, None, {})
 
 
 @pytest.mark.parametrize("timestamp", [None, 0, 1_764_000_000.5, 253_402_300_799])

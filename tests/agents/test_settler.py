@@ -20,6 +20,8 @@ from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.run.stats import AgentStats
 from flowshare.client.errors import DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.producer.channel import TopicPlace
+from flowshare.client.producer.message import Message
+from flowshare.client.producer.outputs import OutputBatches, OutputFor
 from flowshare.client.session.member import AckResult
 from flowshare.client.settings import ProducerSettings
 from flowshare.protocol.batches import decode_all
@@ -151,9 +153,9 @@ def out(value: bytes, *, key: bytes | None = b"f", topic: str = "out", partition
     return ProducerRecord(topic, value, key, (), partition, None)
 
 
-def settled(member: Member, act: Callable[[World], Any], *, advance_s: float = 0.0) -> World:
+def settled(member: Member, act: Callable[[World], Any], *, advance_s: float = 0.0, ordered: bool = False) -> World:
     """Let `act` add units, and the settler do all it can; then some time pass."""
-    world = World(member)
+    world = World(member, ordered=ordered)
 
     async def main() -> None:
         world.settler.start(member)  # type: ignore[arg-type]
@@ -383,6 +385,21 @@ def test_a_topic_that_is_gone_fails_what_was_meant_for_it_and_holds_up_nothing_e
     assert [offset for offset, _ in world.failed] == [0]
 
 
+def test_a_topic_whose_look_up_breaks_fails_what_was_meant_for_it_and_holds_up_nothing_else():
+    def act(world: World) -> None:
+        async def breaks(topic: str) -> TopicPlace:
+            raise ValueError(topic)
+
+        world.producer.topic = breaks  # type: ignore[method-assign]
+        world.add(0, sends=[out(b"lost", topic="odd")])
+        world.add(1)
+
+    world = settled(Member(), act)
+
+    assert [(offset, type(error)) for offset, error in world.failed] == [(0, ValueError)]
+    assert world.decided == [1]
+
+
 def test_a_server_that_cannot_now_is_asked_again_later_each_time():
     full = (ErrorCode.KAFKA_STORAGE_ERROR, (), ())
     world = settled(Member(full, full, full), add_all(0, 1), advance_s=2.0)
@@ -482,6 +499,70 @@ def test_what_a_member_cannot_send_fails_alone_and_holds_up_nothing():
             super().begin_settle(tp, acks, *rest, **fields)
 
     world = settled(Choosy(), add_all(0, 1, 2))
+
+    assert [offset for offset, _ in world.failed] == [1]
+    assert world.decided == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ProducerRecord("out", b"bad", b"f", (), "3", None),  # type: ignore[arg-type]
+        ProducerRecord("out", b"bad", b"f", (("a\udc80", b"1"),), None, None),
+        ProducerRecord("out", "bad", b"f", (), None, None),  # type: ignore[arg-type]
+        ProducerRecord("out", b"bad", b"f", (), None, "now"),  # type: ignore[arg-type]
+    ],
+    ids=["partition", "header", "value", "timestamp"],
+)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_output_that_is_no_record_fails_its_own_record_and_nobody_elses(bad: ProducerRecord, ordered: bool):
+    def act(world: World) -> None:
+        for offset in range(3):
+            world.add(offset)
+        world.add(3, sends=[bad])
+        world.add(4, sends=[out(b"4a"), bad._replace(topic="other"), out(b"4c")])
+        world.add(5)
+
+    world = settled(Member(), act, ordered=ordered)
+
+    assert sorted(value for values in world.member.values for value in values) == [b"0", b"1", b"2", b"5"]
+    assert sorted(world.decided) == [0, 1, 2, 5]
+    assert [offset for offset, _ in world.failed] == [3, 4]
+
+
+def test_an_output_that_fails_as_it_is_packed_is_not_written_with_those_of_others(monkeypatch: pytest.MonkeyPatch):
+    add = OutputBatches.add
+
+    def failing(self: OutputBatches[Unit], owner: Unit, topic: str, message: Message, size: int) -> None:
+        add(self, owner, topic, message, size)
+        if message.value == b"bad":
+            raise ValueError("not this one")
+
+    monkeypatch.setattr(OutputBatches, "add", failing)
+
+    def act(world: World) -> None:
+        world.add(0)
+        world.add(1, sends=[out(b"fine"), out(b"bad")])
+        world.add(2)
+
+    world = settled(Member(), act)
+
+    assert world.member.values == [[b"0", b"2"]]
+    assert [(offset, str(error)) for offset, error in world.failed] == [(1, "not this one")]
+
+
+def test_outputs_that_cannot_be_finished_are_tried_alone_and_hold_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    build = OutputBatches.build
+
+    def failing(self: OutputBatches[Unit]) -> list[OutputFor[Unit]]:
+        built = build(self)
+        if any(unit.first == 1 for one in built for unit in one.owners):
+            raise ValueError("not these")
+        return built
+
+    monkeypatch.setattr(OutputBatches, "build", failing)
+
+    world = settled(Member(), add_all(0, 1, 2))
 
     assert [offset for offset, _ in world.failed] == [1]
     assert world.decided == [0, 2]

@@ -100,6 +100,8 @@ class _Waiting:
 
 
 Built = list[OutputFor[Unit]]
+Sized = tuple[str, Message, int]
+"""An output: its topic, and its bytes at most."""
 Told = Callable[["list[AckResult]"], None]
 Decided = Callable[["Chunk", "Sequence[DecodedRecord | RawRecord]", str], None]
 
@@ -241,19 +243,19 @@ class Settler:
             self._soon()
             return None
         self._settles += 1
-        built = batches.build()
-        acks = acks_of(units, offsets)
         for unit in units:
             for chunk, record in unit.records:
                 chunk.settling.add(record.offset)
         waiting.under_way.add(offsets[0])
-        told: Told = partial(self._told, key, units, built, acks)
-        if self._spans is not None:
-            told = self._with_span(self._spans, key, units, acks, told)
         assert self._member is not None
         self._stats.acknowledgements += 1
-        outputs = [one.output for one in built]
         try:
+            built = batches.build()
+            acks = acks_of(units, offsets)
+            told: Told = partial(self._told, key, units, built, acks)
+            if self._spans is not None:
+                told = self._with_span(self._spans, key, units, acks, told)
+            outputs = [one.output for one in built]
             self._member.begin_settle(key[0], [ack.batch() for ack in acks], outputs, told, generation=key[1])
         except Exception as error:
             logger.exception("agent=%s: a settle could not be sent", self._agent)
@@ -289,7 +291,12 @@ class Settler:
                 later.append(unit)
                 due_s = unit.trouble.due_s if due_s is None else min(due_s, unit.trouble.due_s)
                 continue
-            if not self._know(unit, topics):
+            try:
+                outputs = self._outputs(unit, topics, batches)
+            except Exception as error:  # noqa: BLE001 - whatever it is, no other unit may stay behind for it
+                self._failed(unit, error)
+                continue
+            if outputs is None:
                 later.append(unit)
                 continue
             full = records + len(unit.records) > SETTLE_RECORDS_MAX or batches.count + len(unit.outputs) > PLACES_MAX
@@ -297,33 +304,33 @@ class Settler:
             if units and (unit.alone or units[0].alone or full or batches.bytes >= SETTLE_BYTES_MAX):
                 waiting.units.appendleft(unit)
                 break
-            if self._packed(unit, batches):
-                units.append(unit)
-                records += len(unit.records)
+            try:
+                for topic, message, size in outputs:
+                    batches.add(unit, topic, message, size)
+            except Exception as error:  # noqa: BLE001 - as above
+                # Nobody knows what of it is in the batches: the units before it are packed anew.
+                self._failed(unit, error)
+                waiting.units.extendleft(reversed(units))
+                self._soon()
+                units = []
+                break
+            units.append(unit)
+            records += len(unit.records)
         waiting.units.extendleft(reversed(later))
         return units, due_s
 
-    def _packed(self, unit: Unit, batches: OutputBatches[Unit]) -> bool:
-        """Pack a unit's outputs into the batches; False if they cannot be packed, and the unit has failed."""
-        try:
-            if len(unit.outputs) == 1:  # most units have one output: pack it without a check of others
-                (one,) = unit.outputs
-                message = _message(one)
-                size = batches.check(one.topic, message)
-                if size > UNIT_BYTES_MAX:
-                    raise _too_much(1, size)
-                batches.add(unit, one.topic, message, size)
-                return True
-            sized = [(one.topic, message := _message(one), batches.check(one.topic, message)) for one in unit.outputs]
-            size = sum(size for _, _, size in sized)
-            if size > UNIT_BYTES_MAX or len(sized) > PLACES_MAX:
-                raise _too_much(len(sized), size)
-            for topic, message, one_size in sized:
-                batches.add(unit, topic, message, one_size)
-        except (ClientError, TypeError) as error:
-            self._failed(unit, error)
-            return False
-        return True
+    def _outputs(self, unit: Unit, known: set[str], batches: OutputBatches[Unit]) -> Sequence[Sized] | None:
+        """Return a unit's outputs with their sizes; None: a topic of them is being looked up (`_know`).
+
+        Raises: RecordTooLarge, ServerError, and what a value raises that is no part of a record.
+        """
+        if not self._know(unit, known):
+            return None
+        sized = [(one.topic, message := _message(one), batches.check(one.topic, message)) for one in unit.outputs]
+        size = sized[0][2] if len(sized) == 1 else sum(size for _, _, size in sized)
+        if size > UNIT_BYTES_MAX or len(sized) > PLACES_MAX:
+            raise _too_much(len(sized), size)
+        return sized
 
     def _know(self, unit: Unit, known: set[str]) -> bool:
         """Tell if all of a unit's topics are known, and look up those that are not.
@@ -359,7 +366,7 @@ class Settler:
         error: BaseException | None = None
         try:
             await self._producer.topic(topic)
-        except (ClientError, OSError) as caught:
+        except Exception as caught:  # noqa: BLE001 - whatever it is, nobody else ends these units
             error = caught
         finally:
             del self._lookups[topic]

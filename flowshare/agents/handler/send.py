@@ -105,6 +105,8 @@ def produce(
     name = output_topic(topic)
     if timestamp is not None:
         check_timestamp(timestamp, name)
+    if partition is not None:
+        check_partition(partition, name)
     in_value = encode(value) if named else topic.encode("value", value, value_serializer)
     in_key = encode(key) if named else topic.encode("key", key, key_serializer)
     given = encode_headers(headers, extra_headers)
@@ -184,6 +186,15 @@ def check_timestamp(timestamp: Any, topic: str) -> None:
         raise Unencodable(no_timestamp(timestamp, topic))
 
 
+def check_partition(partition: Any, topic: str) -> None:
+    """Check a partition's number. Raises: Unencodable."""
+    if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
+        raise Unencodable(
+            f"the partition of a record for {topic} is {shown(partition)}, and must be 0, 1, … or None, which leaves "
+            "it to the key"
+        )
+
+
 HEADERS: Final = 'headers are a dict or pairs of names and bytes, str or None ({"trace": b"1"}, [("trace", b"1")])'
 
 
@@ -198,7 +209,10 @@ def _pairs(headers: Any) -> Iterable[Any]:
 def _header(pair: Any) -> tuple[str, bytes | None]:
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         name, value = pair
-        content = value.encode() if isinstance(value, str) else value
-        if isinstance(name, str) and (content is None or isinstance(content, bytes)):
-            return name, content
+        try:
+            content = value.encode() if isinstance(value, str) else value
+            if isinstance(name, str) and name.encode() is not None and isinstance(content, bytes | None):
+                return name, content
+        except UnicodeEncodeError as error:
+            raise Unencodable(f"{HEADERS}; this has a character that has no UTF-8: {shown(pair)}") from error
     raise Unencodable(f"{HEADERS}; this is none: {shown(pair)}")
