@@ -11,7 +11,9 @@ import pytest
 
 from flowshare.client.errors import ConnectionLost, ServerError
 from flowshare.client.producer.message import partition_for
+from flowshare.client.session.membership import Membership
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ShareGroupHeartbeatResponse
 from flowshare.spark.source import progress
 from flowshare.spark.source.checkpoint import DamagedNote, local_checkpoint
 from flowshare.spark.source.ledger import Ledger
@@ -266,6 +268,31 @@ def test_a_process_that_never_reached_the_group_gives_back_nothing_of_its_checkp
     if seen:
         third.run(under_way)
     assert not twice_committed(third, under_way, offsets(committed) | offsets(under_way))
+
+
+def test_a_query_whose_member_the_group_refused_fails_and_goes_on_when_it_is_started_again(
+    broker, unique, tmp_path, monkeypatch
+):
+    """Nobody sends its heartbeats any more: to wait would be for ever, though the group may take it again."""
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    broker.produce(topic, [b"%d" % one for one in range(BATCH)])
+    first = Query(tmp_path, broker, topic, group)
+    committed = first.run(first.plan())
+    with monkeypatch.context() as patch:
+        answer = ShareGroupHeartbeatResponse(error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        patch.setattr(Membership, "_beat", lambda self: self._refused(answer))
+        membership = first.driver._member._member._membership
+        first.driver._member._service.loop.call_soon_threadsafe(membership.refresh)
+        blocking_until(lambda: membership.failed is not None)
+    broker.produce(topic, [b"%d" % one for one in range(BATCH)])
+
+    with pytest.raises(ServerError, match="GROUP_AUTHORIZATION_FAILED"):
+        first.plan(committed)
+    first.driver.close()
+
+    second = Query(tmp_path, broker, topic, group)
+    assert not offsets(second.plan(committed)) & offsets(committed)
+    second.driver.close()
 
 
 def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_path):

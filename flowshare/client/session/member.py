@@ -114,6 +114,12 @@ class ShareMember:
         )
 
     @property
+    def failed(self) -> ClientError | None:
+        """The error with which the group refused this member, which is out of it for good; None: it is in, or joins
+        again."""
+        return self._membership.failed
+
+    @property
     def lock_timeout_ms(self) -> int:
         """The lock duration of acquired records in milliseconds, as of the last answer; 0 before the first."""
         return self._shell.core.lock_timeout_ms

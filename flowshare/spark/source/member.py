@@ -166,6 +166,11 @@ class GroupMember:
         return self._leaders.get(place, "")
 
     @property
+    def refused(self) -> bool:
+        """True if the group refused this member for good: it acquires nothing any more."""
+        return self._member.failed is not None
+
+    @property
     def lock_s(self) -> float:
         """The lock duration of acquired records, in seconds."""
         return (self._member.lock_timeout_ms or LOCK_MS) / 1000

@@ -168,7 +168,10 @@ class MicroBatches:
         self._closing = threading.Event()
 
     def next(self, begun: Offset) -> Offset | None:
-        """Return the offset after `begun`, which is committed; None: there are no records at the moment."""
+        """Return the offset after `begun`, which is committed; None: there are no records at the moment.
+
+        Raises: ClientError: the group refused this member for good, and a query that is started again joins it anew.
+        """
         with self._lock:
             member = self._open(begun, committed=begun)
             self._warn_of_others(member)
@@ -179,6 +182,8 @@ class MicroBatches:
                 self._prune(member)
                 fresh = self._fresh(member, records_in(begun.ranges))
             except (ClientError, OSError) as error:
+                if member.refused:
+                    raise
                 logger.warning("group %s: %s", self._options.group, error)
                 time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
                 return None
