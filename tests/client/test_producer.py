@@ -1248,3 +1248,20 @@ async def test_a_batch_that_never_left_is_sent_in_halves_when_it_is_too_large(cl
 
     assert [one.offset for one in await sending] == [0, 1]
     await sender.close()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the topic is known", "after"])
+async def test_a_record_that_cannot_be_written_leaves_no_room_taken(clock, server, early):
+    sender = producer(server, clock)
+    if not early:
+        await sender.partitions("orders")
+    half = Message(b"x" * 100, headers=(("a\udc80", b"1"),))
+
+    for send in (sender.send_nowait, sender.send):
+        with pytest.raises(TypeError, match=r"no text that UTF-8 can write: 'a\\udc80'"):
+            await send("orders", half.value, headers=half.headers)
+    with pytest.raises(TypeError, match="no text that UTF-8 can write"):
+        await sender.send_many("orders", [half])
+
+    assert sender.buffered_bytes == 0
+    await sender.close()

@@ -86,8 +86,21 @@ def _headers_size(headers: Any, topic: str) -> int:
             name, content = "", header
         if not (isinstance(name, str) and (content is None or isinstance(content, bytes))):
             raise TypeError(f"a header of a record for {topic} is a pair (str, bytes or None), not {header!r:.100}")
+        if not (name.isascii() or is_utf8(name)):
+            raise TypeError(
+                f"the name of a header of a record for {topic} is no text that UTF-8 can write: {name!a:.100}"
+            )
         size += 10 + 4 * len(name) + (len(content) if content else 0)
     return size
+
+
+def is_utf8(text: str) -> bool:
+    """Tell if UTF-8 can write a text; it cannot write half of a surrogate pair, as `surrogateescape` makes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong(message: Any, topic: str) -> str:

@@ -450,18 +450,22 @@ class Producer:
         return True
 
     def _route(self, target: _TopicQueues, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
-        """Choose the partition and queue the record there; errors go to the receipt."""
+        """Choose the partition and queue the record there; errors go to the receipt, and no room stays taken."""
         value, key, headers, timestamp, partition = message
         count = target.count
-        if partition is None:
-            partition = self._spread(target, size) if key is None else partition_for(key, count)
-        elif not 0 <= partition < count:
+        if partition is not None and not 0 <= partition < count:
             self._buffer.give(size)
             text = f"there is no partition {partition}, the topic has {count}"
             self._fail(receipt, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {target.name}"))
             return
-        moment_ms = now_ms if timestamp is None else round(timestamp * 1000)
-        target.queues[partition].append(key, value, headers, moment_ms, receipt, size)
+        try:
+            if partition is None:
+                partition = self._spread(target, size) if key is None else partition_for(key, count)
+            moment_ms = now_ms if timestamp is None else round(timestamp * 1000)
+            target.queues[partition].append(key, value, headers, moment_ms, receipt, size)
+        except BaseException:
+            self._buffer.give(size)
+            raise
 
     @staticmethod
     def _spread(target: _TopicQueues, size: int) -> int:
@@ -566,7 +570,6 @@ class Producer:
             self._route(target, message, receipt, size, now_ms)
         except Exception as error:
             logger.exception("a record for topic %s could not be queued", target.name)
-            self._buffer.give(size)
             self._fail(receipt, ClientError(f"the record for topic {target.name} could not be queued: {error!r}"))
 
     def _resize(self, target: _TopicQueues, count: int) -> None:
