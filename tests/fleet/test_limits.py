@@ -100,6 +100,39 @@ def test_a_lease_that_runs_out_while_its_coordinator_is_not_reached_is_taken_bac
     run(scenario(LoopTimeClock()))
 
 
+def test_an_answer_that_cannot_be_read_costs_no_group_its_later_leases(caplog):
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            await fleet.topic("orders")
+            await fleet.produce("orders", b"v", b"v")
+            for group in ("g", "h"):
+                await fleet.configure(group, **EARLIEST, **{"share.max.in.flight": "1"})
+            members = [fleet.member("orders", group=group) for group in ("g", "h")]
+            for member in members:
+                await member.start()
+                await member.fetch(records_max=1, max_wait_s=5)
+            limits = fleet.living[0].worker._limits
+            ask = limits._ask
+
+            async def unreadable(group_id, report):
+                if group_id == "g":
+                    raise KeyError("gate")
+                return await ask(group_id, report)
+
+            limits._ask = unreadable
+            await clock.sleep(10)
+            leases = limits._lease("g"), limits._lease("h")
+            limits._ask = ask
+            await clock.sleep(1)
+
+            assert leases == (0, 1)
+            assert limits._lease("g") == 1
+
+    run(scenario(LoopTimeClock()))
+    said = [one for one in caplog.records if "this worker hands out no records of group g" in one.getMessage()]
+    assert len(said) == 1
+
+
 # --- a rate ----------------------------------------------------------------------------------------------------------
 
 

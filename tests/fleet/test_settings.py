@@ -212,6 +212,28 @@ def test_a_telling_that_was_lost_is_made_up_for():
     virtually(scenario)
 
 
+def test_settings_are_learned_after_an_answer_that_could_not_be_read():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            behind = next(one for one in fleet.machines if one is not fleet.coordinator(""))
+            call = behind.worker._peers.call
+
+            async def unreadable(*_, **fields):
+                return {}
+
+            behind.worker._peers.call = unreadable
+            await clock.sleep(6)
+            behind.worker._peers.call = call
+            await alter(fleet, **{SIZE: "500"})
+            await clock.sleep(1)
+            behind.worker.settings._version = (-1, 0)
+            behind.worker.settings.acting = FleetConfig(ServerConfig.embedded(), ListenerLimits())
+            await clock.sleep(12)
+            assert sizes(fleet) == [500] * 2
+
+    virtually(scenario)
+
+
 def test_the_urls_settings_are_those_of_a_fleet_that_never_had_any():
     async def scenario(clock):
         async with Fleet(clock, workers=3, settings={SIZE: "600"}) as fleet:

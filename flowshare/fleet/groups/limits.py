@@ -120,6 +120,8 @@ class FleetLimits:
     _leased: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]], init=False)
     _given: dict[tuple[str, int], _Given] = field(default_factory=dict[tuple[str, int], _Given], init=False)
     _told: dict[str, _Known] = field(default_factory=dict[str, _Known], init=False)
+    _failing: set[str] = field(default_factory=set[str], init=False)
+    """Groups whose leases cannot be renewed by a fault that does not pass by itself: logged once each."""
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -151,6 +153,7 @@ class FleetLimits:
             for known in (self._leased, self._told):
                 for group_id in known.keys() - set(limited):
                     del known[group_id]
+            self._failing.intersection_update(limited)
             await self.clock.sleep(REPORT_S)
 
     def _is_limited(self, group_id: str) -> bool:
@@ -164,13 +167,21 @@ class FleetLimits:
         asked_s = self.clock.monotonic()
         try:
             granted = await self._ask(group_id, report)
-        except (OSError, ClientError, Refused) as error:
-            logger.debug("no lease of the limits of group %s: %s", group_id, error)
-        else:
             self._leased[group_id] = granted.lease, asked_s + LEASE_MS / 1000
             self._told[group_id] = _Known(granted.gate.told, self.clock.steady_ms())
             self.service.partitions.open_gate(group_id, granted.gate)
             self.service.partitions.let_through(group_id, granted.more)
+            self._failing.discard(group_id)
+        except (OSError, ClientError, Refused) as error:
+            logger.debug("no lease of the limits of group %s: %s", group_id, error)
+        except Exception:  # it must not end the leases of all groups
+            if group_id not in self._failing:
+                self._failing.add(group_id)
+                logger.exception(
+                    "this worker hands out no records of group %s until its coordinator's answers can be used; "
+                    "if the fleet's workers have several versions, give them one",
+                    group_id,
+                )
         if group_id not in self._leased or self.clock.monotonic() >= self._leased[group_id][1]:
             self._hold_back(quota)
         acting = before if quota is None else quota.allotment.limit

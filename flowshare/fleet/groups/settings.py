@@ -228,9 +228,13 @@ class FleetSettings:
 
     async def _ask_on(self) -> None:
         while True:
-            await self.refresh()
-            if self._stored is None and self.first and self._version[0] >= 0:
-                await self._offer()
+            try:
+                await self.refresh()
+                if self._stored is None and self.first and self._version[0] >= 0:
+                    await self._offer()
+            except Exception:  # an answer that cannot be read
+                logger.exception("the fleet's settings cannot be learned now, tried again in %g s", ASK_S)
+                await self.clock.sleep(ASK_S)
             await self.clock.sleep(ASK_S if self._known.is_set() else PAUSE_S)
 
     async def _offer(self) -> None:

@@ -200,6 +200,8 @@ class Topics(Mapping[str, Topic]):
                     await self._refresh(names, ())
                 except LogError as error:
                     logger.info("topics cannot be looked up now: %s", error)
+                except Exception:
+                    logger.exception("looking topics up failed, tried again in %g s", self._settings.refresh_s)
             doubted = self._settings.gone_s if self._doubted else self._settings.refresh_s
             timer = self._clock.call_later(doubted, self._alarm.set)
             try:
@@ -225,7 +227,10 @@ class Topics(Mapping[str, Topic]):
         changed |= {name for name in left if self._missed(name)}
         if changed:
             for listener in self._listeners:
-                listener(frozenset(changed))
+                try:
+                    listener(frozenset(changed))
+                except Exception:
+                    logger.exception("news of topics could not be told topics=%s", ",".join(sorted(changed)))
 
     def _found(self, found: TopicMetadata, topic_id: uuid.UUID) -> bool:
         old = self._known.get(found.name)

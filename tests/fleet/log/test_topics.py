@@ -312,6 +312,27 @@ async def test_whether_an_id_is_there_is_asked_twice_and_not_guessed():
 
 
 @scenario
+async def test_a_listener_that_fails_ends_no_look_and_keeps_nothing_from_the_others():
+    async with world() as w:
+        told = []
+
+        def fail(_):
+            raise ValueError("a fault of ours")
+
+        w.log.on_topics(fail)
+        w.log.on_topics(told.append)
+        await w.topic()
+        assert w.log.topics().get("orders") is None
+        await w.until(lambda: "orders" in w.log.topics(), limit_s=8)
+        await w.topic("payments")
+        assert w.log.topics().get("payments") is None
+
+        await w.until(lambda: "payments" in w.log.topics(), limit_s=8)
+
+        assert told == [frozenset({"orders"}), frozenset({"payments"})]
+
+
+@scenario
 async def test_looks_go_on_after_brokers_were_away():
     async with world() as w:
         await w.topic()
