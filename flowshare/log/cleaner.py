@@ -96,22 +96,25 @@ class _Thinned:
 
 
 def dirty_from(log: StoredPartition) -> tuple[int, int]:
-    """Return the first offset that was never compacted, and its position."""
-    if log.log_start > log.cleaned:
-        return log.log_start, log.start_position
-    return log.cleaned, log.cleaned_position
+    """Return where the part that was never compacted begins: an offset to walk from, and the first batch's position.
+
+    The batch that holds the log start begins before it, and is the first one that the store has.
+    """
+    return log.cleaned, max(log.cleaned_position, log.start_position)
 
 
 def plan_blocking(
     store: Store, log: StoredPartition, settings: CompactionSettings, *, end: int, stable: int, now_ms: int
 ) -> DuePass | None:
-    """Return the due pass, if any; `end` is the log's end, `stable` its last stable offset."""
+    """Return the due pass, if any; `end` is the log's end, `stable` the base offset of its first unstable batch, or
+    `end`."""
     prefix = keys.batches(log.topic_id, log.number)
     final = store.last_before(prefix, keys.at(prefix, end))
     first, position = dirty_from(log)
     oldest = next(walk(store, log, first), None)
     if final is None or oldest is None:
         return None
+    first = oldest[0].base_offset
     until = min(stable, keys.offset_of(final[0]))
     if settings.lag_ms_min > 0 and until > first:
         until = _old_until(store, log, settings, first, until, now_ms)
@@ -292,8 +295,8 @@ class Compactor:
             logger.error("partition %d of topic %s is not compacted any more: %s", number, topic, error)  # noqa: TRY400
 
     async def _pass(self, place: tuple[str, int], settings: CompactionSettings, log: StoredPartition) -> bool:
-        now_ms, offsets = self.clock.now_ms(), log.offsets()
-        end, stable = offsets.high_watermark, offsets.last_stable
+        # The last stable offset as readers see it may lie inside the batch that holds the log start.
+        now_ms, end, stable = self.clock.now_ms(), log.end, log.producers.last_stable(0, log.end)
         plan = await self.storage.blocking(
             lambda: plan_blocking(self.store, log, settings, end=end, stable=stable, now_ms=now_ms)
         )
@@ -310,7 +313,8 @@ class Compactor:
         work = Work(core=core, until=until, spot=spot, index_from=keys.times(log.topic_id, log.number))
         log.holes_to = max(log.holes_to, until)
         self.budget.forget(log.tail, until)
-        size, removed, at = 0, 0, log.log_start
+        # Not from the log start: the batch that holds it begins before, and is the first one that the store has.
+        size, removed, at = 0, 0, 0
         while at < until:
             piece = await self._rested(lambda at=at: self.storage.alone(lambda: self._piece(place, log, work, at)))  # type: ignore[misc]
             at, removed = piece.next_offset, removed + piece.removed_bytes
@@ -330,8 +334,7 @@ class Compactor:
     async def _piece(self, place: tuple[str, int], log: StoredPartition, work: Work, at: int) -> Piece:
         if self.find(*place) is not log:
             raise UnknownTopic(f"topic {place[0]!r} was made anew")
-        first = max(at, log.log_start)
-        piece = await self.storage.blocking(lambda: piece_blocking(self.store, log, work, first))
+        piece = await self.storage.blocking(lambda: piece_blocking(self.store, log, work, at))
 
         def applied() -> None:
             log.start_position += piece.removed_bytes

@@ -191,6 +191,44 @@ class CompactionContract(ProducerContract):
         run(body)
 
     @final
+    def test_an_aborted_batch_that_holds_the_log_start_is_never_read_as_committed(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs=EAGER)
+            await storage.append("t", 0, in_transaction(0, 5, producer=1))
+            await storage.append_control("t", 0, 1, 0, committed=False)
+            assert await storage.delete_records("t", 0, 2) == 2
+            await put(storage, (b"k", b"1"))
+            await put(storage, (b"k", b"2"))
+            await put(storage, (b"end", b"3"))
+
+            async def compacted() -> bool:
+                return 6 not in [record.offset for record in await content(storage)]
+
+            await until(compacted)
+            assert [record.offset for record in await content(storage, committed=True)] == [7, 8]
+            await self.left(storage, 7, 8)
+
+        run(body)
+
+    @final
+    def test_an_open_transaction_that_holds_the_log_start_is_left_alone(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs=EAGER)
+            await put(storage, (b"k", b"0"))
+            await storage.append("t", 0, in_transaction(0, 5, producer=1))
+            await storage.delete_records("t", 0, 3)
+            await put(storage, (b"k", b"1"))
+            await put(storage, (b"k", b"2"))
+            await pause(0.05, "a compaction that must not come")
+
+            await self.left(storage, 3, 4, 5, 6, 7)
+            await storage.append_control("t", 0, 1, 0, committed=True)
+            await put(storage, (b"end", b"3"))
+            await self.left(storage, 7, 9)
+
+        run(body)
+
+    @final
     def test_young_records_and_a_log_that_is_mostly_clean_are_left_alone(self, run):
         async def body(storage: Storage) -> None:
             await storage.create_topic("t", configs={**EAGER, "min.compaction.lag.ms": "1000"})
