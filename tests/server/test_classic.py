@@ -27,7 +27,7 @@ from flowshare.server.settings import CLASSIC_CONFIGS, Settings
 from flowshare.server.transactions.coordinator import PREFIX
 from flowshare.testing.clock import settle
 from tests.server.classic_world import NONE, refuse, world
-from tests.server.world import parked
+from tests.server.world import given_up, parked
 
 pytestmark = pytest.mark.asyncio
 
@@ -537,6 +537,42 @@ async def test_a_group_that_cannot_be_read_is_refused_and_goes_only_when_it_is_d
         assert await w.storage.scan(OFFSETS)
         assert await w.delete() is NONE
         assert await w.commit() is NONE
+
+
+async def test_a_group_that_cannot_be_read_is_gone_though_its_deleter_gives_up() -> None:
+    async with world() as w:
+        await w.commit()
+        ((key, value),) = await w.storage.scan(OFFSETS)
+        await w.storage.write([(key, value[:-1] + b"?")])
+        await w.restart()
+
+        await given_up(w.storage, w.delete())
+
+        assert await w.commit() is NONE
+
+
+async def test_a_group_that_cannot_be_read_is_deleted_twice_at_once_and_a_new_one_is_not() -> None:
+    async with world() as w:
+        await w.commit()
+        ((key, value),) = await w.storage.scan(OFFSETS)
+        await w.storage.write([(key, value[:-1] + b"?")])
+        await w.restart()
+        scan, goes_on = w.storage.scan, asyncio.Event()
+
+        async def slow(prefix):
+            found = await scan(prefix)
+            await goes_on.wait()
+            return found
+
+        w.storage.scan = slow
+        deleting = await parked(w.delete())
+        del w.storage.scan
+        assert await w.delete() is NONE
+        assert await w.commit(7) is NONE
+        goes_on.set()
+        assert await deleting is ErrorCode.GROUP_ID_NOT_FOUND
+        await w.restart()
+        assert await w.committed() == {("t", 0): 7}
 
 
 async def test_a_stored_group_that_contradicts_itself_is_refused_and_the_others_are_served() -> None:

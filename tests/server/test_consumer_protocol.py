@@ -34,7 +34,7 @@ from flowshare.server.settings import CONSUMER_CONFIGS, Settings
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import ManualClock, settle
 from tests.server.classic_world import CONFIG, NONE, R_S, ClassicWorld, refuse
-from tests.server.world import parked
+from tests.server.world import given_up, parked
 
 pytestmark = pytest.mark.asyncio
 
@@ -197,6 +197,16 @@ async def test_members_go_on_after_a_restart_at_their_epochs() -> None:
         await w.clock.advance(SESSION_S)
         await settle()
         assert (await w.hb("a", 2)).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_changed_settings_act_though_who_changed_them_gives_up() -> None:
+    async with world() as w:
+        joined = await w.member()
+
+        await given_up(w.storage, w.alter(consumer_heartbeat_interval_ms="700", consumer_session_timeout_ms="2000"))
+
+        assert await w.setting("consumer.heartbeat.interval.ms") == "700"
+        assert (await w.hb("a", joined.member_epoch)).heartbeat_interval_ms == 700
 
 
 async def test_a_static_member_that_left_for_now_leaves_no_connection_behind() -> None:

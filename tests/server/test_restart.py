@@ -18,7 +18,7 @@ from flowshare.protocol.messages import (
 from flowshare.server.runtime.state import ShareKey, read_state
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
-from tests.server.world import accept, parked, ranges, release, world
+from tests.server.world import accept, given_up, parked, ranges, release, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -175,6 +175,50 @@ async def test_a_group_that_cannot_be_read_can_be_given_up() -> None:
         assert (await w.member("m2").heartbeat("t")).error is ErrorCode.NONE
         await w.configure({"share.auto.offset.reset": "earliest"})
         assert (await w.member("m2").fetch(at)).error is ErrorCode.NONE
+
+
+async def test_a_group_that_cannot_be_read_is_gone_though_its_deleter_gives_up() -> None:
+    async with world() as w:
+        await w.log(3)
+        await w.member("m1").heartbeat("t")
+        await w.storage.write([(b"g/g", b"nonsense")])
+        await w.restart()
+
+        await given_up(w.storage, w.admin.send(DeleteGroupsRequest(group_ids=("g",))))
+
+        assert (await w.member("m2").heartbeat("t")).error is ErrorCode.NONE
+
+
+async def test_a_group_whose_deletion_failed_is_there_though_its_deleter_gave_up() -> None:
+    async with world() as w:
+        await w.log(3)
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.heartbeat(epoch=-1)
+        goes_on = asyncio.Event()
+
+        async def fail() -> None:
+            await goes_on.wait()
+            raise StorageError("the disk is full")
+
+        w.storage.before_write = fail
+        deleting = await parked(w.admin.send(DeleteGroupsRequest(group_ids=("g",))))
+        deleting.cancel()
+        await settle()
+        goes_on.set()
+        await settle()
+        w.storage.before_write = None
+
+        assert (await w.admin.send(ShareGroupDescribeRequest(group_id="g"))).state == "Empty"
+
+
+async def test_changed_settings_act_though_who_changed_them_gives_up() -> None:
+    async with world() as w:
+        await w.member("m1").heartbeat("t")
+
+        await given_up(w.storage, w.configure({"share.heartbeat.interval.ms": "6000"}))
+
+        assert (await w.member("m2").heartbeat("t")).heartbeat_interval_ms == 6_000
 
 
 async def test_an_entry_whose_group_id_is_no_text_is_left_alone() -> None:

@@ -212,6 +212,23 @@ async def parked(request):
     return task
 
 
+async def given_up(storage, request) -> None:
+    """Carry out a request whose caller gives up while its write is stored and not confirmed yet."""
+    write, confirmed = storage.write, asyncio.Event()
+
+    async def slow(writes) -> None:
+        await write(writes)
+        await confirmed.wait()
+
+    storage.write = slow
+    asking = await parked(request)
+    asking.cancel()
+    await settle()
+    del storage.write
+    confirmed.set()
+    await settle()
+
+
 def ranges(answer):
     """Acquired ranges of an answer's only partition, as tuples."""
     (partition,) = answer.partitions

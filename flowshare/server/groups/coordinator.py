@@ -407,19 +407,26 @@ class ConsumerGroups:
     # --- administration -----------------------------------------------------------------------------------------
 
     async def delete(self, group_id: str) -> None:
-        """Delete a group without members, with its offsets.
+        """Delete a group without members, with its offsets; to the end, even if the caller gives up.
 
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
         if group_id in self._damage:
-            beside = await self.beside(group_id, None)
-            damaged = [(key, None) for key in self._damage.keys(group_id)]
-            await self.storage.write([*await everything_of(self.storage, group_id), *damaged, *beside])
-            self._damage.forget(group_id)
+            await self.run(self._delete_damaged(group_id))
             return
         entry = self.find(group_id)
         entry.group.require_empty()
         await self.run(self._delete(entry))
+
+    async def _delete_damaged(self, group_id: str) -> None:
+        """Delete everything that is stored of a group that cannot be read. Raises: GroupIdNotFound, LogError."""
+        beside = await self.beside(group_id, None)
+        everything = await everything_of(self.storage, group_id)
+        if group_id not in self._damage:  # else what was stored of a new group meanwhile would go
+            raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
+        damaged = [(key, None) for key in self._damage.keys(group_id)]
+        await self.storage.write([*everything, *damaged, *beside])
+        self._damage.forget(group_id)
 
     async def _delete(self, entry: GroupEntry) -> None:
         async with entry.lock:

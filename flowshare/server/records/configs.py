@@ -133,6 +133,16 @@ class ConfigApis(Family):
         share = {name: text for name, text in request.configs.items() if name not in consumer}
         await self._configs.alter(group_id, share, validate_only=True, by=request.by)
         await self._check_order(group_id, share)
+        await self._service.coordinator.run(self._apply(request, share, consumer))
+
+    async def _apply(
+        self,
+        request: IncrementalAlterConfigsRequest,
+        share: Mapping[str, str | None],
+        consumer: Mapping[str, str | None],
+    ) -> None:
+        """Store changed settings and let them act; not cut short, else they would be stored and not act."""
+        group_id, groups = request.resource, self._consumer_groups
         if groups is not None and consumer:
             await groups.configs.alter(group_id, consumer, validate_only=request.validate_only)
             groups.configure(group_id)

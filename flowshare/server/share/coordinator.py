@@ -95,6 +95,7 @@ class Coordinator:
             "share groups", limit="group.share.max.groups", clock=clock, budget=budget, size_of=lambda group: group.size
         )
         self.groups = self._runtime.entries
+        self.run = self._runtime.run
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
         self._changes = 0
         """Marks of all groups since the start; a number is never used again."""
@@ -324,14 +325,15 @@ class Coordinator:
         return group.encode(self._first_states.unwritten(group), ahead_ms=ahead_ms(self._clock))
 
     async def delete(self, group_id: str) -> None:
-        """Delete an empty group with the state of its share-partitions; its settings stay (SG-13.4).
+        """Delete an empty group with the state of its share-partitions, to the end, even if the caller gives up; its
+        settings stay (SG-13.4).
 
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
         if group_id in self._damage:
-            await self._delete_damaged(group_id)
+            await self.run(self._delete_damaged(group_id))
             return
-        await self._delete(self.find(group_id), ShareGroup.require_empty)
+        await self.run(self._delete(self.find(group_id), ShareGroup.require_empty))
 
     async def _delete(self, group: ShareGroup, require_unused: Callable[[ShareGroup], object]) -> None:
         """Delete a group that `require_unused` lets pass before and after other servers were asked."""
