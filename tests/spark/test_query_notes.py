@@ -12,7 +12,7 @@ import pytest
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.spark.source import checkpoint
-from flowshare.spark.source.checkpoint import Checkpoint, QueryNotes, find_checkpoint
+from flowshare.spark.source.checkpoint import Checkpoint, QueryNotes, find_checkpoint, local_checkpoint
 from flowshare.spark.source.ledger import Entry, Ledger, StrangeCheckpoint
 
 KILLED = (
@@ -56,6 +56,19 @@ def notes(tmp_path, monkeypatch):
 
 def offset(number, tag="", member="m"):
     return {"number": number, "tag": tag or f"tag {number}", "member": member}
+
+
+@pytest.mark.parametrize("path", ["/data/cp", "/data/50%20off", "/data/a#b", "/data/a?b", "/data/a b", "/data/a:b"])
+@pytest.mark.parametrize("before", ["", "file:", "file://"])
+def test_a_checkpoint_is_where_spark_has_it_whatever_its_name_is(path, before):
+    assert str(local_checkpoint(before + path).root) == path
+
+
+@pytest.mark.parametrize(
+    "root", ["", "cp", "../cp", "file:cp", "hdfs:/data/cp", "hdfs://host:9000/data/cp", "s3a://b/cp"]
+)
+def test_a_checkpoint_elsewhere_is_not_read_on_this_machine(root):
+    assert local_checkpoint(root) is None
 
 
 def test_only_a_query_that_ended_as_workers_were_killed_is_noted_once_a_run(tmp_path, notes):

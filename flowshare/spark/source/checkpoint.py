@@ -22,11 +22,11 @@ import fcntl
 import json
 import logging
 import os
+import re
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from flowshare.core_errors import FlowshareError
 from flowshare.log.folder import NotPrivate, OwnFolder
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+LOCAL: Final = re.compile(r"(?:file:(?://[^/]*)?)?(/.*)", re.DOTALL)
+"""A path on this machine, as Hadoop writes it: nothing in it is escaped, so `%`, `#` and `?` belong to names."""
 NOTE_S: Final = 0.5
 """The seconds between two looks for queries whose checkpoint is not noted yet."""
 NOTES: Final = "flowshare"
@@ -165,10 +167,8 @@ class Checkpoint:
 
 def local_checkpoint(root: str) -> Checkpoint | None:
     """Return the checkpoint at a path or URL; None: it is not on a file system of this machine."""
-    parts = urlsplit(root)
-    if parts.scheme == "file":
-        return Checkpoint(Path(unquote(parts.path)))
-    return Checkpoint(Path(root)) if not parts.scheme and Path(root).is_absolute() else None
+    found = LOCAL.fullmatch(root)
+    return None if found is None else Checkpoint(Path(found[1]))
 
 
 def find_checkpoint(member: str, tag: str) -> Checkpoint | None:
