@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
+from flowshare.agents.feed.completion import Completion
 from flowshare.agents.handler.texts import REASON_MAX, TRACE_MAX, named, said, shown, trace
 from flowshare.agents.host.service import ServiceLoop, run_through
 from flowshare.clock import new_loop
@@ -492,3 +493,37 @@ def test_an_output_that_cannot_be_encoded_is_logged_and_counted_as_a_handlers_er
     [line] = [one for one in caplog.records if one.name == "flowshare.agents" and one.levelno == logging.ERROR]
     assert "in-0@0" in line.getMessage()
     assert stats["handler_errors"] == 1
+
+
+# --- what carrying an outcome out raises --------------------------------------------------------------------------
+
+
+def test_an_outcome_that_cannot_be_carried_out_leaves_those_beside_it_alone(monkeypatch: pytest.MonkeyPatch):
+    carry_out, failed = Completion._complete, list[int]()
+
+    def fails_once(self: Completion, chunk: Any, record: Any, outcome: Any) -> None:
+        if record.offset == 1 and not failed:
+            failed.append(1)
+            raise RuntimeError("injected")
+        carry_out(self, chunk, record, outcome)
+
+    monkeypatch.setattr(Completion, "_complete", fails_once)
+
+    async def handler(value: int) -> fs.Send:
+        return fs.Send("out", value)
+
+    seen = run_agent(handler, [0, 1, 2], limit_s=100)
+
+    assert sorted(seen.outcomes) == ["accepted", "accepted", "accepted", "released"]
+
+
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -1.0])
+def test_a_delay_that_is_no_time_holds_up_no_record(delay: float):
+    async def failing(value: int) -> None:
+        if value == 1:
+            raise RuntimeError("bad")
+
+    retry = fs.Retry(max_attempts=2, delay=lambda _: delay)
+    seen = run_agent(failing, [0, 1, 2], retry=retry, limit_s=31 * 86_400.0)
+
+    assert sorted(seen.outcomes) == ["accepted", "accepted", "dead_lettered", "retried"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -163,6 +164,26 @@ async def test_a_worker_that_was_killed_is_started_again_and_the_other_goes_on(t
 
         assert f.supervisor.running[2] == before["2"]
         assert f.supervisor.running[1] != before["1"]
+
+
+async def test_a_worker_that_cannot_be_started_for_a_moment_ends_no_other_one(tmp_path: Path, monkeypatch) -> None:
+    start, refused = asyncio.create_subprocess_exec, list[OSError]()
+
+    async def full_once(*command: Any, **given: Any) -> Any:
+        if not refused:
+            refused.append(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+            raise refused[0]
+        return await start(*command, **given)
+
+    async with fleet(tmp_path, DRAINS) as f:
+        before = dict(await f.until("up", 2))
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", full_once)
+
+        os.kill(before["1"], signal.SIGKILL)
+        await f.until("up", 3)
+
+        assert refused
+        assert f.supervisor.running[2] == before["2"]
 
 
 async def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch) -> None:

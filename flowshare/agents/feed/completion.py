@@ -53,6 +53,8 @@ logger = logging.getLogger("flowshare.agents")
 DEAD_LETTER_DELAY_S: Final = 10.0
 """Seconds until a record comes again whose dead letter could not be produced."""
 
+FAILED_DELAY_S: Final = 10.0
+"""Seconds until a record comes again whose outcome could not be carried out."""
 FULL_WAIT_S: Final = 0.005
 """Seconds between two looks for room in the producer's buffer."""
 
@@ -138,7 +140,17 @@ class Completion:
         return self.delays
 
     def complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
-        """Carry out the outcome."""
+        """Carry out the outcome. An error in doing so is this record's alone: others come in the same hand-over."""
+        try:
+            self._complete(chunk, raw, outcome)
+        except Exception as error:
+            record = chunk.whole(raw)
+            with about(chunk, record):
+                logger.exception("%s: its outcome could not be carried out", chunk.where(record.offset))
+            reason = clip(f"its outcome could not be carried out: {named(error)}", REASON_MAX)
+            self._ack(chunk, record, RELEASE, "released", reason, FAILED_DELAY_S, delay_ms=round(FAILED_DELAY_S * 1000))
+
+    def _complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ACCEPT:
             self._accept(chunk, raw, outcome)
             return
@@ -448,19 +460,21 @@ class Completion:
         except BufferFull:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever it is, the output is not produced
-            done(error)
+            asyncio.get_running_loop().call_soon(done, error)  # an error of `done` is not that of the records behind
             return True
         future.add_done_callback(lambda sent: done(_error_of(sent)))
         return True
 
     async def _run_pump(self) -> None:
         """Send records that did not fit into the producer's buffer, as it gets room."""
-        while self._outbox:
-            if self._produce_now(*self._outbox[0]):
-                self._outbox.popleft()
-            else:
-                await self._clock.sleep(FULL_WAIT_S)
-        self._pump = None
+        try:
+            while self._outbox:
+                if self._produce_now(*self._outbox[0]):
+                    self._outbox.popleft()
+                else:
+                    await self._clock.sleep(FULL_WAIT_S)
+        finally:
+            self._pump = None
 
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException | None:

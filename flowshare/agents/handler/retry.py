@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random as random_module
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,6 +104,8 @@ class Retry:
         else:
             assert callable(policy)
             delay_s = float(policy(attempt))  # type: ignore[call-arg]
+            if math.isnan(delay_s):
+                raise ValueError("a retry's delay is a number of seconds, not nan")
         return min(max(delay_s, 0.0), DELAY_MAX_S)
 
 

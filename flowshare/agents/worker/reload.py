@@ -59,7 +59,7 @@ async def _run(command: Sequence[str], root: Path, limit_s: float) -> int:
         loop.add_signal_handler(number, stop.set)
     stamp = scan(root)
     _say(f"watching {len(stamp)} .py files below {root}")
-    child: asyncio.subprocess.Process | None = await asyncio.create_subprocess_exec(*command)
+    child = await _start(command)
     while True:
         await pause(stop, SCAN_INTERVAL_S)
         if stop.is_set():
@@ -73,7 +73,16 @@ async def _run(command: Sequence[str], root: Path, limit_s: float) -> int:
             _say(f"{Path(files[0]).relative_to(root)} changed; restarting")
             stamp = latest
             await _end(child, limit_s)
-            child = await asyncio.create_subprocess_exec(*command)
+            child = await _start(command)
+
+
+async def _start(command: Sequence[str]) -> asyncio.subprocess.Process | None:
+    """Start the child; None: the system has no process or memory for it now."""
+    try:
+        return await asyncio.create_subprocess_exec(*command)
+    except OSError as error:
+        _say(f"the worker cannot be started: {error}; it starts again when a file changes")
+        return None
 
 
 async def _end(child: asyncio.subprocess.Process | None, limit_s: float) -> int:

@@ -152,7 +152,10 @@ class Supervisor(Keeper[Place]):
         pause_s = PAUSE_FIRST_S
         while not leaving.is_set():
             begun = self._clock.monotonic()
-            code = await self._run_once(number, leaving)
+            try:
+                code = await self._run_once(number, leaving)
+            except OSError as error:  # no process, descriptor or memory for the moment: the others go on
+                code, self._refused[number] = EXIT_LOST, f"{error}"
             lived_s = self._clock.monotonic() - begun
             if leaving.is_set():
                 logger.info("worker %d has left after %.1f s (%s)", number, lived_s, _how(code))
