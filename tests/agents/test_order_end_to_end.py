@@ -327,26 +327,37 @@ def test_members_that_come_and_go_run_one_record_of_a_key_at_a_time(threads: boo
     assert {key: len(set(offsets)) for key, offsets in journal.ended.items()} == dict.fromkeys(KEYS, 80)
 
 
-def test_a_handler_that_outlasts_the_end_of_its_agent_keeps_its_key_from_others():
+@pytest.mark.parametrize("batch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["single", "batch"])
+def test_a_handler_that_outlasts_the_end_of_its_agent_keeps_its_key_from_others(batch: bool):
     free, begun = threading.Event(), threading.Event()
     elsewhere: list[int] = []
 
-    def blocks(value: int) -> None:
+    def block() -> None:
         begun.set()
         free.wait(30)
 
-    def runs(value: int) -> None:
+    def one_blocks(value: int) -> None:
+        block()
+
+    def one_runs(value: int) -> None:
         elsewhere.append(value)
+
+    def all_block(records: fs.Records[int]) -> None:
+        block()
+
+    def all_run(records: fs.Records[int]) -> None:
+        elsewhere.extend(records.values())
 
     def app(handler: Any) -> fs.App:
         made = fs.App("t", broker="memory://")
-        made.share_agent("in", name="agent", order="key")(handler)
+        batches: dict[str, Any] = {"batch": fs.Batch(2, within=0.01)} if batch else {}
+        made.share_agent("in", name="agent", order="key", **batches)(handler)
         return made
 
     async def main() -> None:
         backend = MemoryBackend()
         await backend.start()
-        apps = [app(blocks), app(runs)]
+        apps = [app(all_block), app(all_run)] if batch else [app(one_blocks), app(one_runs)]
         hosts = [Host(one, backend=backend, settings=HostSettings(threads=False)) for one in apps]
         try:
             await hosts[0].start()

@@ -216,3 +216,26 @@ def test_a_def_batch_runs_in_a_thread():
 
     assert names
     assert all(name.startswith("agent") for name in names)
+
+
+def test_what_a_def_batch_works_on_at_the_drain_deadline_is_not_given_back_but_accepted_when_it_ends():
+    begun, free = threading.Event(), threading.Event()
+
+    def handler(rows: fs.Records[int]) -> None:
+        begun.set()
+        free.wait(LIMIT_S)
+
+    async def look(runtime: Any) -> dict[str, float]:
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        await runtime._pool.cancel()
+        await asyncio.sleep(0)
+        seen = runtime.stats()
+        free.set()
+        await until(runtime.stats, good=lambda stats: stats["accepted"] == 1)
+        return seen
+
+    app = app_of(handler, batch=fs.Batch(2, within=0.01))
+    seen, stats = threaded(app, [1], lambda stats: stats["running"] == 1, look)
+
+    assert (seen["running"], seen["outstanding"], seen["released"]) == (1, 1, 0)
+    assert (stats["accepted"], stats["cancelled"]) == (1, 0)

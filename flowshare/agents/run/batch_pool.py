@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,12 +50,17 @@ class BatchPool(TaskBasedPool):
         await super().start()
 
     async def stop(self) -> None:
-        """Cancel all tasks; threads end when their handlers end."""
+        """Cancel all tasks; those of handlers in threads, and the threads, end when their handlers end."""
         await super().stop()
         if self._due_timer is not None:
             self._due_timer.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _end(self, runners: Iterable[Runner]) -> None:
+        """End tasks; the one of a handler in a thread goes on, as the thread does: its records keep their locks until
+        it ends, or the process does."""
+        await super()._end([one for one in runners if self.cancels or one.held is None or one.waits])
 
     def wake(self) -> None:
         """Wake one idle runner when a batch is due, else set a timer for that time."""
