@@ -448,6 +448,43 @@ def test_answers_that_wait_for_the_lease_fail_when_the_slot_is_lost():
     on_virtual_time(scenario)
 
 
+def test_an_owner_without_the_lease_hears_of_its_successor_while_a_write_waits_in_its_queue():
+    async def scenario(fleet):
+        process = fleet.process()
+        slot = await process.slot()
+        process.leased = False
+        held = slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(1)
+        queued = slot.write([(b"g/b", b"1")])
+        await fleet.clock.sleep(1)
+        await fleet.process("b").slot()
+        await fleet.clock.sleep(1)
+
+        assert isinstance(held.exception(), NotLed)
+        assert isinstance(queued.exception(), NotLed)
+        assert len(process.lost) == 1
+
+    on_virtual_time(scenario)
+
+
+def test_an_owner_whose_new_claim_waits_for_the_lease_hears_of_its_successor_while_a_write_waits():
+    async def scenario(fleet):
+        process = fleet.process()
+        slot = await process.slot(settings=quick(idle_s=10.0))
+        await fleet.clock.sleep(11)
+        process.leased = False
+        write = slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(1)
+        assert slot.epoch == 2
+        await fleet.process("b").slot()
+        await fleet.clock.sleep(1)
+
+        assert isinstance(write.exception(), NotLed)
+        assert len(process.lost) == 1
+
+    on_virtual_time(scenario)
+
+
 # --- tending ------------------------------------------------------------------------------------------------------
 
 

@@ -91,8 +91,9 @@ class SlotLog:
 
     @property
     def busy(self) -> bool:
-        """True if writes wait to be confirmed."""
-        return bool(self._queue) or self._sender.waiting > 0
+        """True if writes wait to be confirmed, so that the log's news come with them. Writes that wait for the lease go
+        nowhere meanwhile: another owner is heard of only by reading."""
+        return self._sender.waiting > 0 or (bool(self._queue) and not self._held)
 
     # --- writing ------------------------------------------------------------------------------------------------
 
