@@ -552,6 +552,30 @@ def test_without_the_right_to_delete_records_the_log_is_left_alone(caplog):
     assert "allow this worker to delete records" in caplog.text
 
 
+@pytest.mark.parametrize("trouble", ["a refusal that passes", "no answer"])
+def test_a_log_that_could_not_be_cut_for_a_while_is_cut_later(trouble):
+    async def scenario(fleet):
+        slot = await fleet.process().slot(settings=quick(prune=PruneLimits(log_bytes=2_000)))
+        if trouble == "no answer":
+            fleet.kafka.hold(m.DeleteRecordsRequest)
+        else:
+            fleet.kafka.refuse(m.DeleteRecordsRequest, ErrorCode.REQUEST_TIMED_OUT, 1000)
+        for n in range(100):
+            await slot.write([(b"g/a", b"%d" % n)])
+        await fleet.clock.sleep(10)
+        before = fleet.kafka.storage.offsets(TOPIC, 0).log_start
+
+        fleet.kafka.refuse_no_more(m.DeleteRecordsRequest)
+        if trouble == "no answer":
+            fleet.kafka.release(m.DeleteRecordsRequest)
+        await fleet.clock.sleep(10)
+
+        assert before == 0
+        assert fleet.kafka.storage.offsets(TOPIC, 0).log_start > 50
+
+    on_virtual_time(scenario)
+
+
 def test_a_follower_that_fell_behind_what_was_pruned_reads_again():
     async def scenario(fleet):
         slot = await fleet.process("a").slot(settings=quick(prune=PruneLimits(log_bytes=2_000)))

@@ -23,6 +23,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.client.errors import ServerError
+from flowshare.fleet.state.reading import passes
 from flowshare.fleet.state.sender import SlotBatch, SlotSender, Written
 from flowshare.log.base import LogError, NotLed, StorageError
 from flowshare.protocol.messages import DeleteRecordsRequest
@@ -366,6 +368,9 @@ class SlotMaintenance:
         try:
             answer = await reading.tried(request)
         except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) or (isinstance(cause, ServerError) and passes(cause)):
+                raise  # `_look` tries again
             self._may_prune = False
             logger.warning(
                 "the log of slot %d of %s is not cut any more: %s; allow this worker to delete records of the topic, "
