@@ -35,6 +35,8 @@ PIECE_BYTES: Final = 1 << 20
 """Bytes of batches that one piece reads."""
 PIECE_BATCHES: Final = 2000
 NO_TIMESTAMP: Final = -1
+HORIZON_MS_MAX: Final = 1 << 62
+"""The latest delete horizon: the times of a batch's records, some negative, are relative to it, and have 64 bits."""
 KEY_BYTES_MAX: Final = 32
 """Bytes of a key from which on the map has a hash of this size instead."""
 
@@ -105,7 +107,7 @@ class Pass:
         self._newest = newest
         self._aborted = AbortedSpans(aborted)
         self._now_ms = now_ms
-        self._horizon_ms = now_ms + delete_retention_ms
+        self._horizon_ms = min(now_ms + delete_retention_ms, HORIZON_MS_MAX)
         self._seen: set[int] = set()
 
     def is_aborted(self, header: BatchHeader) -> bool:

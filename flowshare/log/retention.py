@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from flowshare.clock import Clock
 from flowshare.log import keys
-from flowshare.log.base import LogError, LogOffsets, OffsetOutOfRange
+from flowshare.log.base import LogOffsets, OffsetOutOfRange
 from flowshare.log.partition import StoredPartition, header_of, walk
 from flowshare.log.store import Range, Store, Write
 from flowshare.log.topics import TopicSettings
@@ -49,7 +49,7 @@ class SweepTask:
             await self._clock.sleep(INTERVAL_S)
             try:
                 await self._sweep()
-            except (LogError, MemoryError):
+            except Exception:
                 logger.exception("%s; next try in %g s", self._failed, INTERVAL_S)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -54,7 +54,7 @@ from flowshare.log.partition import (
     read_blocking,
 )
 from flowshare.log.recent import STRETCH_BYTES, ReadAhead, TailBatch, TailBudget, up_to
-from flowshare.log.retention import SweepTask, check_cut, cut_blocking, kept_from_blocking
+from flowshare.log.retention import INTERVAL_S, SweepTask, check_cut, cut_blocking, kept_from_blocking
 from flowshare.log.store import Store, StoreStep, Write
 from flowshare.log.topics import TopicRegistry, TopicSettings, check_output, encode_topic
 from flowshare.protocol.batches import BatchHeader, batch_headers, marker, rebase
@@ -368,19 +368,20 @@ class BrokerStorage(Storage):
 
         A damaged partition is tried again each time, as its log start may be moved by hand; the error is logged once.
         """
-        for topic in self._registry:
-            for number in self._holding(topic.name):
-                try:
-                    settings = self._registry.settings(topic.name)
-                    if settings.expires:
-                        await self.alone(partial(self._keep, topic.name, number, settings))
-                except UnknownTopic:
-                    break
-                except (CorruptBatches, StorageDamaged) as error:
-                    if (topic.topic_id, number) not in self._damaged:
-                        self._damaged.add((topic.topic_id, number))
-                        text = "old records of partition %d of topic %s stay: %s"
-                        logger.error(text, number, topic.name, error)  # noqa: TRY400  the text says it
+
+        async def kept(topic: Topic, number: int) -> None:
+            settings = self._registry.settings(topic.name)
+            if not settings.expires:
+                return
+            try:
+                await self.alone(partial(self._keep, topic.name, number, settings))
+            except (CorruptBatches, StorageDamaged) as error:
+                if (topic.topic_id, number) not in self._damaged:
+                    self._damaged.add((topic.topic_id, number))
+                    text = "old records of partition %d of topic %s stay: %s"
+                    logger.error(text, number, topic.name, error)  # noqa: TRY400  the text says it
+
+        await self._at_each(kept, "old records of partition %d of topic %s could not be deleted; next try in %g s")
 
     async def _keep(self, topic: str, partition: int, settings: TopicSettings) -> None:
         """Delete records past their retention; the caller runs in `alone`, as the log start must not move meanwhile."""
@@ -392,14 +393,27 @@ class BrokerStorage(Storage):
 
     async def _compact(self) -> None:
         """Compact every partition that is due."""
+
+        async def compacted(topic: Topic, number: int) -> None:
+            settings = self._registry.settings(topic.name).compaction
+            if settings is not None:
+                await self._compactor.compact(topic.name, number, settings)
+
+        await self._at_each(compacted, "partition %d of topic %s could not be compacted; next try in %g s")
+
+    async def _at_each(self, work: Callable[[Topic, int], Awaitable[None]], failed: str) -> None:
+        """Do `work` for each partition that has records; `failed`: the log's text for one that fails, which costs no
+        other one its turn. Raises: StorageError."""
         for topic in self._registry:
             for number in self._holding(topic.name):
                 try:
-                    settings = self._registry.settings(topic.name).compaction
-                    if settings is not None:
-                        await self._compactor.compact(topic.name, number, settings)
+                    await work(topic, number)
                 except UnknownTopic:
                     break
+                except StorageError:  # it is all partitions' fault, or none's
+                    raise
+                except Exception:
+                    logger.exception(failed, number, topic.name, INTERVAL_S)
 
     # --- records with state ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowshare.log.compaction import NewestOffsets, Pass, due, young
 from flowshare.log.topics import CompactionSettings
-from flowshare.protocol.batches import CODECS, DecodeError, batch_headers, decode_all
+from flowshare.protocol.batches import CODECS, BatchBuilder, DecodeError, batch_headers, decode_all
 from flowshare.protocol.headers import check_crc
 from tests.log.compaction_world import DAY_MS, NOW_MS, World, built
 
@@ -116,6 +116,21 @@ def test_the_horizon_of_a_tombstone_is_set_once():
     assert world.batches[0].header.delete_horizon_ms == NOW_MS + DAY_MS
     world.compact(1, now_ms=NOW_MS + DAY_MS)
     assert not world.batches
+
+
+@pytest.mark.parametrize("timestamp_ms", [-(2**62), -5, -1, NOW_MS])
+def test_a_tombstone_that_stays_for_ever_keeps_its_time(timestamp_ms):
+    builder = BatchBuilder()
+    builder.add(b"a", None, timestamp_ms=timestamp_ms)
+    world = World()
+    world.add(builder.build())
+    world.end(1, committed=True)
+
+    world.compact(retention_ms=2**63 - 1)
+    world.compact(now_ms=NOW_MS + 1_000_000 * DAY_MS)
+
+    assert decode_all(world.batches[0].records)[0].timestamp_ms == timestamp_ms
+    assert len(world.batches) == 2
 
 
 @pytest.mark.parametrize("committed", [True, False])

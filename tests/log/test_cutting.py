@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 
 import pytest
 
@@ -11,7 +12,7 @@ from flowshare.log import keys
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.memory import MemoryStorage
 from flowshare.log.partition import walk
-from flowshare.log.retention import kept_from_blocking
+from flowshare.log.retention import INTERVAL_S, SweepTask, kept_from_blocking
 from flowshare.log.store import StoreStep
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing.clock import ManualClock
@@ -147,6 +148,52 @@ def test_a_topic_that_is_deleted_during_a_sweep_does_not_end_the_sweep_for_the_t
         await storage.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("compacting", [False, True])
+def test_a_fault_in_one_partition_is_told_and_costs_no_other_one_its_turn(caplog, monkeypatch, compacting):
+    async def run() -> None:
+        storage, seen = MemoryStorage(ManualClock()), list[str]()
+        for topic in ("bad", "t"):
+            await storage.create_topic(topic, configs={"cleanup.policy": "compact,delete", "retention.ms": "1"})
+            await storage.append(topic, 0, batch())
+
+        async def step(topic: str, partition: int, settings: object) -> None:
+            seen.append(topic)
+            if topic == "bad":
+                raise struct.error("a fault")
+
+        monkeypatch.setattr(storage._compactor, "compact", step)
+        monkeypatch.setattr(storage, "_keep", step)
+        await (storage._compact() if compacting else storage._sweep())
+        assert seen == ["bad", "t"]
+        await storage.close()
+
+    asyncio.run(run())
+    (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "partition 0 of topic bad" in told.message
+    assert told.exc_info is not None
+
+
+def test_a_sweep_that_ends_with_any_error_is_told_and_made_again(caplog):
+    async def run() -> None:
+        clock, sweeps = ManualClock(), list[int]()
+
+        async def sweep() -> None:
+            sweeps.append(len(sweeps))
+            if len(sweeps) == 1:
+                raise struct.error("a fault")
+
+        task = SweepTask(clock, sweep, "the work was cut short")
+        task.ensure()
+        for _ in range(2):
+            await asyncio.sleep(0)
+            await clock.advance(INTERVAL_S)
+        assert sweeps == [0, 1]
+        await task.close()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["the work was cut short; next try in 30 s"]
 
 
 def test_a_damaged_partition_is_told_once_and_the_others_lose_their_old_records(caplog):
