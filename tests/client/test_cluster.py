@@ -11,7 +11,9 @@ import pytest
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
 from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.link import Link
 from flowshare.client.net.topology import NOBODY, Topology
+from flowshare.client.settings import LinkSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
@@ -224,17 +226,17 @@ async def test_a_plain_fetch_of_two_leaders_partitions_comes_back_in_order(clock
 
 
 async def test_of_partitions_without_a_leader_each_one_s_is_looked_for(clock):
-    fake = FakeCluster(clock, [1, 2, 2])
-    fake.leaders = [NOBODY, NOBODY, 2]
+    fake = FakeCluster(clock, [1, 2])
+    fake.leaders = [NOBODY, NOBODY]
     connection = await fake.connect()
 
-    fetching = asyncio.ensure_future(connection.send(fetch(0, 1, 2)))
+    fetching = asyncio.ensure_future(connection.send(fetch(0, 1)))
     await clock.advance(0.2)
     assert not fetching.done()
-    fake.leaders = [1, 2, 2]
+    fake.leaders = [1, 2]
     answer = await within(clock, 5, fetching)
 
-    assert [(log.partition, log.records) for log in answer.partitions] == [(0, b"1"), (1, b"2"), (2, b"2")]
+    assert [(log.partition, log.records) for log in answer.partitions] == [(0, b"1"), (1, b"2")]
     assert {log.error for log in answer.partitions} == {ErrorCode.NONE}
     await connection.close()
 
@@ -261,13 +263,13 @@ async def test_partitions_of_a_leader_that_is_not_reached_are_asked_of_the_next_
     await fake.cluster.look(("orders",))
     fake.brokers[2].down = True
 
-    fetching = asyncio.ensure_future(connection.send(fetch(0, 1, 2)))
+    fetching = asyncio.ensure_future(connection.send(fetch(1, 2)))
     await clock.advance(0.2)
     assert not fetching.done()
     fake.leaders = [1, 1, 1]
     answer = await within(clock, 5, fetching)
 
-    assert [(log.error, log.records) for log in answer.partitions] == [(ErrorCode.NONE, b"1")] * 3
+    assert [(log.error, log.records) for log in answer.partitions] == [(ErrorCode.NONE, b"1")] * 2
     await connection.close()
 
 
@@ -303,9 +305,68 @@ async def test_partitions_that_nobody_leads_for_long_are_told_so(clock):
     connection = await fake.connect()
 
     with pytest.raises(NotConnected, match="leader of orders-1: nobody is"):
-        await within(clock, 30, connection.send(fetch(0, 1)))
+        await within(clock, 30, connection.send(fetch(1)))
 
     await connection.close()
+
+
+@pytest.mark.parametrize("how", ["has no leader", "has a leader that is not reached", "is refused by its leader"])
+async def test_what_was_read_waits_for_no_partition_that_cannot_be_read(clock, how):
+    fake = FakeCluster(clock, [1, 2])
+    connection = await fake.connect()
+    await fake.cluster.look(("orders",))
+    match how:
+        case "has no leader":
+            fake.leaders = [1, NOBODY]
+            await within(clock, 1, fake.cluster.look(("orders",)))
+        case "is refused by its leader":
+            refused = m.FetchedLog(topic="orders", partition=1, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            fake.brokers[2].then(m.FetchRequest, m.FetchResponse(partitions=(refused,)))
+        case _:
+            fake.brokers[2].down = True
+
+    begun = clock.monotonic()
+    answer = await within(clock, 30, connection.send(fetch(0, 1)))
+
+    assert clock.monotonic() - begun < 0.5
+    read, unread = answer.partitions
+    assert (read.error, read.records) == (ErrorCode.NONE, b"1")
+    assert unread.error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    await connection.close()
+
+
+async def test_a_question_is_asked_again_while_the_leader_is_not_reached(clock):
+    fake = FakeCluster(clock, [1, 2])
+    admin = ShareAdmin(fake.connect, clock=clock)
+    fake.brokers[2].down = True
+
+    asking = asyncio.ensure_future(admin.offsets("orders", 1))
+    await clock.advance(15)
+    assert not asking.done()
+    fake.brokers[2].down = False
+
+    assert (await within(clock, 10, asking)).log_start == 102
+    await admin.close()
+
+
+async def test_a_broker_that_is_not_reached_ends_no_request_to_another_one(clock):
+    """A link's connection leads to all brokers."""
+    fake = FakeCluster(clock, [1, 2])
+    asked = asyncio.get_running_loop().create_future()
+    fake.brokers[1].then(m.FetchRequest, asked)
+    link = Link(fake.connect, clock=clock, settings=LinkSettings(), name="reader")
+    await fake.cluster.look(("orders",))
+    fake.brokers[2].down = True
+
+    parked = asyncio.ensure_future(link.send(fetch(0)))
+    with pytest.raises(NotConnected, match="broker 2 is down"):
+        await within(clock, 30, link.send(fetch(1)))
+    assert "broker 2 is down" in link.trouble
+    asked.set_result(m.FetchResponse(partitions=(m.FetchedLog(topic="orders", partition=0),)))
+
+    assert (await within(clock, 1, parked)).partitions[0].error is ErrorCode.NONE
+    assert (link.generation, link.trouble) == (0, None)
+    await link.close()
 
 
 async def test_settings_of_a_broker_are_asked_of_that_broker(clock):

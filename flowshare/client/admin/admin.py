@@ -15,7 +15,7 @@ from flowshare.client.admin.browsing import ActName, BrowsePage, Intervened, Rec
 from flowshare.client.admin.internal_topics import deletes_internal, what_is_lost
 from flowshare.client.admin.reading import read_within
 from flowshare.client.arguments import checked, settings_of
-from flowshare.client.errors import ConnectionLost, ServerError, check
+from flowshare.client.errors import ConnectionLost, NotConnected, ServerError, check
 from flowshare.client.groups.reading import tell_damaged
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import MIB, LinkSettings
@@ -96,6 +96,11 @@ class ShareAdmin:
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
+
+    @property
+    def connected(self) -> bool:
+        """True if the connection is open; one to a cluster is, whatever brokers are reached."""
+        return self._link.current is not None
 
     async def ping(self) -> None:
         """Ask the server for a minimal answer, once and without a retry. Raises: NotConnected, ConnectionLost."""
@@ -599,11 +604,13 @@ class ShareAdmin:
 
     async def _ask(self, request: messages.Request[R]) -> R:
         """Send a request that only reads; send it again, `TRIES_MAX` times in all, when the connection is lost on the
-        way."""
+        way, or the cluster's broker for it is not reached."""
         for tries in range(1, TRIES_MAX):
             try:
                 return await self._link.send(request)
-            except ConnectionLost:
+            except (ConnectionLost, NotConnected) as error:
+                if isinstance(error, NotConnected) and not self.connected:  # connecting was tried for its full time
+                    raise
                 await self._clock.sleep(self._link.pause_s(tries))
         return await self._link.send(request)
 

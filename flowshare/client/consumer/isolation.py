@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.admin.admin import ShareAdmin
-from flowshare.client.errors import ConnectionLost, ServerError
+from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
 from flowshare.share.config import ISOLATION
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ async def _set(admin: ShareAdmin, group_id: str, level: str, clock: Clock) -> Ex
         try:
             if not await _is(admin, group_id, level):
                 await admin.alter_group_configs(group_id, {ISOLATION: level})
-        except (ServerError, ConnectionLost) as error:
+        except (ServerError, ConnectionLost, NotConnected) as error:
+            if isinstance(error, NotConnected) and not admin.connected:
+                raise
             problem = error
             if isinstance(error, ServerError) and not error.retriable:
                 break

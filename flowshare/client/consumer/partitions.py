@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.arguments import check_argument
-from flowshare.client.errors import ClientError, ConnectionLost, ServerError, check
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError, check
 from flowshare.client.net.link import Connect, Link
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import MetadataRequest
@@ -66,7 +66,9 @@ async def _asked(link: Link, topic: str, clock: Clock) -> list[PartitionInfo]:
     while True:
         try:
             answer = await link.send(MetadataRequest(topics=(topic,)))
-        except ConnectionLost:
+        except (ConnectionLost, NotConnected) as error:
+            if isinstance(error, NotConnected) and link.current is None:  # connecting was tried for its full time
+                raise
             await clock.sleep(PAUSE_S)
             continue
         found = next((one for one in answer.topics if one.name == topic), None)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.client.errors import Closed, ConnectionLost, NotConnected
+from flowshare.client.net.routing import ClusterConnection
 from flowshare.clock import backoff_s
 from flowshare.tasks import cancelled
 
@@ -110,7 +111,8 @@ class Link:
         return await self.send_on(connection, request, wait_s=wait_s)
 
     async def send_on(self, connection: Connection, request: Request[R], *, wait_s: float = 0.0) -> R:
-        """Send as `send`, over this connection, at once, before the first await. Raises: ConnectionLost."""
+        """Send as `send`, over this connection, at once, before the first await. Raises: ConnectionLost, NotConnected
+        (a cluster's only: one of its brokers is not reached)."""
         limit_s = self._settings.request_timeout + wait_s
         sending = connection.send(request)
         try:
@@ -119,9 +121,13 @@ class Link:
             await self._drop(connection, f"no answer to {type(request).__name__} within {limit_s:g} s")
             raise ConnectionLost(f"{self._name}: {self.trouble}") from None
         except OSError as error:
+            if isinstance(error, NotConnected) and isinstance(connection, ClusterConnection):
+                self.trouble = str(error)
+                raise  # requests under way to the other brokers go on
             await self._drop(connection, str(error) or type(error).__name__)
             raise ConnectionLost(f"{self._name}: the connection ended: {error}") from error
         self._failures = 0
+        self.trouble = None
         return answer
 
     def heard(self) -> None:

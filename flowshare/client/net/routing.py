@@ -291,14 +291,19 @@ class ClusterConnection:
         """Send one request to each leader, all at the same time; return the answers in the order of the question.
 
         Partitions whose leader has changed, is not reached or is not known are asked for again, alone; so are
-        partitions that a quota held back, when its time is over.
+        partitions that a quota held back, when its time is over. Once any partition has been read, no other waits for
+        an election: one without a leader gets LEADER_NOT_AVAILABLE.
+        Raises: NotConnected: no partition has a leader that is reached, for as long as is looked for one.
         """
-        clock, settings = self.cluster.clock, self.cluster.settings
+        clock, settings, topology = self.cluster.clock, self.cluster.settings, self.cluster.topology
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
         pause_s, asked, found = settings.retry_backoff, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
+        problem: NotConnected | None = None
         while True:
             throttle_ms = 0
-            answers, problem = await self._ask_leaders(replace(request, partitions=asked))
+            leaders = {part: topology.leader(part.topic, part.partition) for part in asked}
+            answers, new_problem = await self._ask_leaders(replace(request, partitions=asked))
+            problem = new_problem or problem
             for answer in answers:
                 if answer.error is not ErrorCode.NONE:
                     return answer
@@ -308,17 +313,32 @@ class ClusterConnection:
             wrong = {part for part in asked if errors[part] in WRONG_LEADER}
             held_back = ErrorCode.THROTTLING_QUOTA_EXCEEDED
             asked = tuple(part for part in asked if part in wrong or errors[part] is held_back)
-            wait_s = pause_s if wrong else throttle_ms / 1000
+            some_read = any(log.error is ErrorCode.NONE for log in found.values())
+            wait_s = (0.0 if some_read else pause_s) if wrong else throttle_ms / 1000
             if not asked or clock.monotonic() + wait_s >= deadline_s:
                 break
             await clock.sleep(wait_s)
             if wrong:
                 pause_s = min(2 * pause_s, settings.retry_backoff_max)
                 await self.cluster.look_for(sorted({part.topic for part in wrong}))
-        if problem is not None and len(found) < len(request.partitions):
+            if wrong and some_read:
+                moved = {part for part in wrong if topology.leader(*part[:2]) not in (NOBODY, leaders[part])}
+                asked = tuple(part for part in asked if part not in wrong or part in moved)
+                if not asked:
+                    break
+        if problem is not None and not found:
             raise problem
         return messages.FetchResponse(
-            partitions=tuple(found[part.topic, part.partition] for part in request.partitions),
+            partitions=tuple(
+                found.get((part.topic, part.partition))
+                or messages.FetchedLog(
+                    topic=part.topic,
+                    partition=part.partition,
+                    error=ErrorCode.LEADER_NOT_AVAILABLE,
+                    message=None if problem is None else str(problem),
+                )
+                for part in request.partitions
+            ),
             throttle_ms=throttle_ms,
         )
 
