@@ -327,7 +327,7 @@ async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], li
                 unknown.append(one)
             else:
                 found.append(_renamed(one, topic.name))
-                ids[topic.name] = topic_id
+                ids[topic.name] = topic.topic_id
     return tuple(found), unknown, ids
 
 
