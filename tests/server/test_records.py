@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from flowshare.log.base import LogOffsets, ReadResult
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
+    MAX_TIMESTAMP,
     AbortedTransaction,
     DeleteRecordsRequest,
     DeleteTopicRequest,
     FetchPartition,
     FetchRequest,
+    ListOffsetsRequest,
     ProduceRequest,
 )
 from flowshare.server.records.records import WAITED_BYTES_MAX, aborted_in
@@ -142,3 +146,21 @@ def produced(base: int, producer_id: int, *, control: bool) -> bytes:
     made[22] = 0x30 if control else 0x10
     made[43:51] = producer_id.to_bytes(8)
     return bytes(made)
+
+
+@pytest.mark.parametrize("timestamp_ms", [1, 2**62, 2**63 - 2, 2**63 - 1])
+async def test_the_newest_record_is_found_however_far_ahead_its_time_is(monkeypatch, timestamp_ms) -> None:
+    async with world() as w:
+        await w.storage.create_topic("t", configs={"message.timestamp.after.max.ms": str(2**63 - 1)})
+        for at_ms in (timestamp_ms - 1, timestamp_ms, timestamp_ms):
+            await w.storage.append("t", 0, batch(1, timestamp_ms=at_ms))
+        search, searches = w.storage.offset_for_timestamp, itertools.count(1)
+
+        async def counted(topic: str, partition: int, timestamp_ms: int):
+            assert next(searches) < 200, "a search without an end"
+            return await search(topic, partition, timestamp_ms)
+
+        monkeypatch.setattr(w.storage, "offset_for_timestamp", counted)
+        answer = await w.admin.send(ListOffsetsRequest(topic="t", partition=0, timestamp_ms=MAX_TIMESTAMP))
+
+        assert (answer.offset, answer.timestamp_ms) == (1, timestamp_ms)

@@ -389,6 +389,9 @@ class RecordApis(Family):
         step, growing = 1, True
         while newest is not None and step:
             later = await self._log.offset_for_timestamp(topic, partition, newest[1] + step)
-            newest, growing = later or newest, growing and later is not None
+            if later is None or later[1] <= newest[1]:  # not later: the log searches up to a latest time
+                growing = False
+            else:
+                newest = later
             step = step * 2 if growing else step // 2
         return newest
