@@ -160,7 +160,9 @@ async def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
 
     async def during(bus):
         await bus.advance(0.5)
-        await app.host.drain(5)
+        began_s = bus.clock.monotonic()
+        assert await app.host.drain(25), "all of it is settled"
+        assert bus.clock.monotonic() - began_s < 5, "the copy, which came to the stopping worker, is left to others"
         await bus.advance(0)
         waited.extend(bus.records("t.agent.retry"))
 
@@ -169,6 +171,28 @@ async def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
         await during(bus)
 
     assert len(waited) == 1
+
+
+@pytest.mark.flowshare
+async def test_the_lock_of_a_record_that_waits_in_the_retry_topic_is_renewed_by_an_idle_worker():
+    runs = []
+
+    async def handler(value: bytes, delivery: fs.Delivery) -> None:
+        runs.append(delivery.attempt)
+        await app.host.clock.sleep(20)
+
+    app = one_agent(handler, retry=fs.Retry(max_attempts=5, delay=20), concurrency=3)
+
+    async with fs.testing.harness(app) as bus:
+        topic_id = (await app.host.producer.topic("in")).topic_id
+        due_ms = bus.clock.now_ms() + 20_000
+        place = {"topic": "in", "topic_id": topic_id, "partition": 0, "offset": 7, "attempts": 1, "due": due_ms}
+        copied = {f"flowshare.retry.{name}": str(value).encode() for name, value in (place | {"timestamp": 1}).items()}
+        await bus.send("t.agent.retry", b"x", headers=copied)
+        report = await bus.run_until_idle(limit=600)
+
+    assert runs == [2]
+    assert report["agent"].accepted == 1
 
 
 def test_what_others_write_into_a_retry_topic_is_a_dead_letter_not_run():

@@ -54,6 +54,7 @@ DELIVERIES_MAX: Final = 2
 Run = tuple[list["RawRecord"], int]
 Said = tuple[str, str, float]
 """Counter, reason and delay of a release."""
+WAITS: Final[Said] = ("deferred", "waits for its retry", 0.0)
 
 
 class _Held(NamedTuple):
@@ -118,9 +119,13 @@ class Delays:
         self._arm()
 
     def wait_in_topic(self, chunk: Chunk, record: DecodedRecord, due_ms: int, run: Callable[[], None]) -> None:
-        """Let a retry topic's record that is not due wait, and `run` it when it is due."""
+        """Let a retry topic's record that is not due wait, and `run` it when it is due. One that comes while the worker
+        stops is left to the others."""
+        if self._stopping:
+            self._acknowledge(chunk, record, RELEASE, *WAITS)
+            return
         delay_s = (due_ms - self._clock.now_ms()) / 1000
-        if delay_s <= REWRITE_S and not self._stopping:
+        if delay_s <= REWRITE_S:
             self.hold(chunk, record, max(0.0, delay_s), run)
         else:
             self.hold(chunk, record, REWRITE_S, lambda: self.rewrite(chunk, record, due_ms))
@@ -168,7 +173,7 @@ class Delays:
     def _put(self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None) -> None:
         """Write into the retry topic, and accept when that is confirmed. said: None: the record did not run, it only
         waits on."""
-        waits = said or ("deferred", "waits for its retry", 0.0)
+        waits = said or WAITS
         if record.offset in chunk.lost:
             self._acknowledge(chunk, record, ACCEPT, *waits)  # another member has the record: nothing is sent
             return

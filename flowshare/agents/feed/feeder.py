@@ -172,6 +172,7 @@ class Feeder:
         self._locks = LockKeeper(
             agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
         )
+        self._held.added = self._locks.watch
         self._standstill = Standstill(
             agent.name,
             permit=pool.permit,
@@ -445,7 +446,6 @@ class Feeder:
             self._prefetch.begun(now)
         for chunk in chunks:
             self._held.add(chunk)
-        self._locks.watch()
         if first:
             # At the end of this turn of the loop: a thread that is woken earlier only waits for the interpreter's lock.
             self._service_loop.call_soon(self._at_pool, self._feed_first, chunks)

@@ -67,6 +67,8 @@ class HeldRecords:
         self._acks = acks
         self._stats = stats
         self._feed = feed
+        self.added: Callable[[], object] = lambda: None
+        """Called whenever one more chunk is held: its locks are to be watched from then on."""
         self.freed = freed
         """Called whenever fewer records are held, or more may be."""
         self._empty = asyncio.Event()
@@ -98,6 +100,7 @@ class HeldRecords:
                 self.lose(earlier, [offset for offset in earlier.unfinished() if offset in again])
         self.live[chunk] = None
         self.outstanding += chunk.remaining
+        self.added()
 
     def decided(self, chunk: Chunk, offsets: list[int]) -> None:
         """Note decided records, whose acknowledgement follows; records that wait behind them are released in the same
