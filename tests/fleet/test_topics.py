@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import MetadataRequest, ProduceRequest, ShareGroupHeartbeatRequest
+from flowshare.server.runtime.state import ShareKey
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.kafka import FakeKafka
@@ -177,6 +178,20 @@ def test_groups_keep_their_assignments_when_a_worker_that_never_heard_of_their_t
 
             assert moved
             assert after == {name: (ErrorCode.NONE, told[name]) for name in moved}
+
+    virtually(scenario)
+
+
+def test_a_slot_is_taken_up_soon_though_the_broker_that_is_asked_for_its_topics_stands_still():
+    async def scenario(clock):
+        async with Fleet(clock) as fleet:
+            share_partition = ShareKey("g", uuid.UUID(int=7), 0)
+            fleet.kafka.hold(MetadataRequest)
+            try:
+                async with asyncio.timeout(SOON_S):
+                    await fleet.machines[0].worker._contents.take_up(1, [(share_partition.prefix, b"")])
+            finally:
+                fleet.kafka.release(MetadataRequest)
 
     virtually(scenario)
 

@@ -46,6 +46,9 @@ ASK_S: Final = 5.0
 PAUSE_S: Final = 0.1
 KNOW_S: Final = 2.0
 """Time, in s, that a joining member waits for the brokers to tell of topics never looked for before."""
+TAKE_UP_S: Final = 5.0
+"""Time, in s, that a slot which is taken up, and is not served meanwhile, waits for the brokers to tell of its
+topics."""
 FORGET_S: Final = 5.0
 """Pause, in s, before the brokers are asked again whether they still have a topic that was made anew."""
 
@@ -248,8 +251,8 @@ class FleetSlotContents:
         if not names and not ids:
             return
         try:
-            await self._log.refresh(names, ids)
-        except (LogError, OSError, ClientError) as error:
+            await self._clock.wait_for(self._log.refresh(names, ids), TAKE_UP_S)
+        except (LogError, OSError, ClientError) as error:  # a TimeoutError too
             logger.warning("%d topics of groups cannot be looked up now: %s", len(names) + len(ids), error)
 
     async def close(self) -> None:
