@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import uuid
@@ -14,9 +15,10 @@ from flowshare.client.producer.message import partition_for
 from flowshare.client.session.membership import Membership
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ShareGroupHeartbeatResponse
-from flowshare.spark.source import progress
+from flowshare.spark.source import microbatches, progress
 from flowshare.spark.source.checkpoint import DamagedNote, local_checkpoint
 from flowshare.spark.source.ledger import Ledger
+from flowshare.spark.source.member import GroupMember
 from flowshare.spark.source.microbatches import MicroBatches
 from flowshare.spark.source.narrowing import Narrowing
 from flowshare.spark.source.options import SourceOptions
@@ -46,9 +48,18 @@ class Query:
         offset = blocking_until(
             lambda: self.driver.next(begun or self.driver.initial), good=lambda found: found is not None
         )
-        self._begun[offset.number] = begun or self.driver.initial
-        self._write("offsets", offset, json.dumps(offset.to_json()))
+        self._log(offset, begun or self.driver.initial)
         return offset
+
+    def empty(self):
+        """Run as Trigger.AvailableNow does, which ends when there is no next batch; return the records."""
+        self.driver.emptying = True
+        begun, found = self.driver.initial, set()
+        while (offset := self.driver.next(begun)) is not None:
+            self._log(offset, begun)
+            begun = self.run(offset)
+            found |= offsets(offset)
+        return found
 
     def tasks(self, offset):
         """Return the tasks of a batch."""
@@ -85,6 +96,10 @@ class Query:
         """Its broker takes the member for dead: what it held is the group's again, as delivered."""
         self.driver._closing.set()
         self.driver._member.close(run=[*offset.ranges, *offset.done])
+
+    def _log(self, offset, begun):
+        self._begun[offset.number] = begun
+        self._write("offsets", offset, json.dumps(offset.to_json()))
 
     def _write(self, log, offset, line):
         (self._folder / log / str(offset.number - 1)).write_text(f"v1\n{{}}\n{line}\n")
@@ -431,3 +446,52 @@ def test_what_was_noted_of_a_topic_does_not_count_for_one_that_was_made_anew(bro
 
     assert not any(part.buried for part in parts)
     assert {place for part in parts for place in offsets(part)} == {(topic, 0, number) for number in range(30)}
+
+
+@contextmanager
+def away_at(monkeypatch, numbers):
+    """Acquires of these numbers meet a broker that is away."""
+    acquire, calls = GroupMember.acquire, itertools.count(1)
+
+    def sometimes(self, records_max, wait_s):
+        if next(calls) in numbers:
+            raise ConnectionLost("away")
+        return acquire(self, records_max, wait_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupMember, "acquire", sometimes)
+        yield
+
+
+def test_a_run_that_empties_the_backlog_does_not_end_at_a_broker_that_is_away_for_a_moment(
+    broker, unique, tmp_path, monkeypatch
+):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(3):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
+    query = Query(tmp_path, broker, topic, group)
+
+    with away_at(monkeypatch, {2, 3, 5}):
+        assert len(query.empty()) == 3 * BATCH
+    query.driver.close()
+
+
+def test_a_run_that_empties_the_backlog_fails_at_a_broker_that_stays_away(broker, unique, tmp_path, monkeypatch):
+    """To end would say that all is read."""
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    broker.produce(topic, [b"%d" % one for one in range(BATCH)])
+    query = Query(tmp_path, broker, topic, group)
+    monkeypatch.setattr(microbatches, "AWAY_S", 0.3)
+
+    with away_at(monkeypatch, itertools.count(1)), pytest.raises(ConnectionLost):
+        query.empty()
+    query.driver.close()
+
+
+def test_a_run_that_empties_the_backlog_waits_for_its_rate(broker, unique, tmp_path):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    broker.produce(topic, [b"%d" % one for one in range(12)])
+    query = Query(tmp_path, broker, topic, group, records_per_second="5")
+
+    assert len(query.empty()) == 12
+    query.driver.close()

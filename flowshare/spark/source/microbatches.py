@@ -84,6 +84,8 @@ if TYPE_CHECKING:
 
 PRUNE_S: Final = 10.0
 """The seconds between two comparisons of `done` with the group's start offsets."""
+AWAY_S: Final = 60.0
+"""The seconds that a run which empties the backlog tries to reach its group again, before it fails."""
 EMPTY_S: Final = 5.0
 """The seconds past a lock's duration that a run which empties the backlog waits for records that others hold."""
 FULL_BATCHES: Final = 16
@@ -168,25 +170,16 @@ class MicroBatches:
         self._closing = threading.Event()
 
     def next(self, begun: Offset) -> Offset | None:
-        """Return the offset after `begun`, which is committed; None: there are no records at the moment.
+        """Return the offset after `begun`, which is committed; None: there are no records at the moment, or the backlog
+        that was to be emptied is read.
 
-        Raises: ClientError: the group refused this member for good, and a query that is started again joins it anew.
+        Raises: ClientError, OSError: the group refused this member for good, and a query that is started again joins it
+        anew; or the rest of a backlog cannot be had.
         """
         with self._lock:
             member = self._open(begun, committed=begun)
             self._warn_of_others(member)
-            try:
-                self._restore(member)
-                self._check_written(member, begun)
-                self._committed(member, begun)
-                self._prune(member)
-                fresh = self._fresh(member, records_in(begun.ranges))
-            except (ClientError, OSError) as error:
-                if member.refused:
-                    raise
-                logger.warning("group %s: %s", self._options.group, error)
-                time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
-                return None
+            fresh = self._tried(member, begun)
             if not fresh:
                 return None
             self._mine.add(begun.number + 1)
@@ -204,6 +197,31 @@ class MicroBatches:
                 leaders=self._accepts.leaders({one.place: member.leader(one.place) for one in fresh}),
                 passed=tuple(self._passed.ranges()),
             )
+
+    def _tried(self, member: GroupMember, begun: Offset) -> list[Range]:
+        """Take in that `begun` is committed, and return ranges for the next batch; none if there are no records, or if
+        the group is not reached at the moment.
+
+        A run that empties the backlog ends at its first batch without a record, so it tries again for AWAY_S, and then
+        fails. Raises: ClientError, OSError.
+        """
+        until_s: float | None = None
+        while True:
+            try:
+                self._restore(member)
+                self._check_written(member, begun)
+                self._committed(member, begun)
+                self._prune(member)
+                return self._fresh(member, records_in(begun.ranges))
+            except (ClientError, OSError) as error:
+                until_s = until_s or time.monotonic() + AWAY_S
+                emptying = self._backlog is not None
+                if member.refused or (emptying and time.monotonic() >= until_s):
+                    raise
+                logger.warning("group %s: %s", self._options.group, error)
+                time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
+                if not emptying:
+                    return []
 
     def tasks(self, offset: Offset, begun: Offset) -> list[ReadTask]:
         """Return the read tasks of a batch. begun: the offset before the batch, which is committed."""
@@ -518,12 +536,8 @@ class MicroBatches:
 
     def _acquired(self, member: GroupMember, before: int) -> list[Range]:
         """Acquire ranges for the next batch. before: number of records in the last batch."""
-        room = self._options.records_per_trigger
-        if self._rate is not None:
-            room = min(room, self._rate.available(time.monotonic()))
-        if room <= 0:
-            self._accepts.settle()
-            time.sleep(self._options.wait)
+        room = self._room(member)
+        if not room:
             return []
         if self._backlog is not None and not self._backlog.ahead:
             self._accepts.settle()
@@ -549,6 +563,20 @@ class MicroBatches:
                 self._rate.take(records_in(fresh))
             self._warn_of_end(member, fresh)
         return fresh
+
+    def _room(self, member: GroupMember) -> int:
+        """Return the most records of the next batch. 0: the rate allows none now; a run that empties the backlog waits
+        until it does."""
+        while self._rate is not None:
+            room = min(self._options.records_per_trigger, self._rate.available(time.monotonic()))
+            if room > 0:
+                return room
+            self._accepts.settle()
+            if self._over(member):
+                time.sleep(self._options.wait)
+                return 0
+            time.sleep(min(self._rate.wait_s(), BACKLOG_S))
+        return self._options.records_per_trigger
 
     def _behind(self, member: GroupMember, room: int, *, wait: bool) -> list[Range]:
         """Acquire after all accepts are settled: until then, committed records may fill the group's window."""
