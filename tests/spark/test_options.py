@@ -169,6 +169,18 @@ def test_a_value_and_its_schema_belong_together(given):
     assert refusal({**LEAST, **given}) == "value_schema goes with value=json or value=avro, and they need it"
 
 
+@pytest.mark.parametrize("text", ["cp", "./cp", "file:cp", "cp/a:b"])
+def test_a_checkpoint_that_is_relative_is_refused_as_the_source_runs_in_another_folder(text: str):
+    assert f"checkpoint takes an absolute path or a URL, not {text!r}" in refusal({**LEAST, "checkpoint": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/data/cp", "file:/data/a b", "file:///data/cp", "hdfs://host:9000/cp", "s3a://b/cp"]
+)
+def test_a_checkpoint_is_a_whole_path_or_a_url_or_not_given(text: str):
+    assert parse(checkpoint=text).checkpoint == text
+
+
 @pytest.mark.parametrize(
     ("text", "taken"), [("true", True), ("YES", True), ("1", True), ("False", False), ("no", False)]
 )

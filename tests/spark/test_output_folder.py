@@ -1,13 +1,21 @@
-"""Whose a folder of Spark's file sink is: goes on, is claimed, or is refused."""
+"""Where a query's checkpoint is; and whose a folder of Spark's file sink is: goes on, is claimed, or is refused."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import flowshare as fs
 from flowshare.agents.handler.errors import UsageError
-from flowshare.spark.pipeline.query import CLAIM, METADATA, check_claim, claim
+from flowshare.clock import LoopClock
+from flowshare.spark.pipeline import query, supervisor
+from flowshare.spark.pipeline.query import CLAIM, METADATA, check_claim, claim, source
+from flowshare.spark.pipeline.supervisor import PipelineSupervisor
+from flowshare.spark.source.checkpoint import local_checkpoint
 
 
 class HadoopFolder:
@@ -38,6 +46,52 @@ def folder(batches=0, query=None):
     if query:
         claim(made, HadoopFolder("file:/cp of before"), query)
     return made
+
+
+def pipeline_with(checkpoint):
+    app = fs.App("shop", broker="kafka://localhost:9092")
+    return app.share_pipeline("orders", name="etl", checkpoint=checkpoint)(lambda rows, number: None)
+
+
+@pytest.fixture
+def on_hdfs(monkeypatch):
+    """Spark, whose paths without a scheme are on HDFS."""
+
+    def folder(_spark, root):
+        return SimpleNamespace(path=f"hdfs://there/user/me/{root}")
+
+    for module in (query, supervisor):
+        monkeypatch.setattr(module, "HadoopFolder", folder)
+    reader = SimpleNamespace(format=lambda _: reader, options=lambda **given: SimpleNamespace(load=lambda: given))
+    context = SimpleNamespace(master="local[2]", defaultParallelism=2)
+    return SimpleNamespace(readStream=reader, sparkContext=context)
+
+
+def test_a_source_is_told_its_checkpoint_as_spark_resolves_it(on_hdfs):
+    told = source(pipeline_with("cp"), on_hdfs, "kafka://localhost:9092")
+
+    assert told["checkpoint"] == "hdfs://there/user/me/cp"
+
+
+def test_a_pipeline_that_starts_tells_where_its_checkpoint_is(on_hdfs, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "start_query", lambda *_, **__: SimpleNamespace())
+    backend, clock = SimpleNamespace(), LoopClock()
+    pipelines = PipelineSupervisor([pipeline_with("cp")], spark=on_hdfs, backend=backend, broker="", clock=clock)
+    (running,) = pipelines._running
+
+    with caplog.at_level("INFO", "flowshare.pipeline"):
+        asyncio.run(pipelines._begin(running))
+
+    assert running.place == "hdfs://there/user/me/cp"
+    assert "checkpoint hdfs://there/user/me/cp" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cp", "50%20off", "a#b", "a?b"])
+def test_a_checkpoint_is_found_where_spark_has_it(spark, name):
+    place = query.HadoopFolder(spark, name)
+
+    assert local_checkpoint(place.path).root == Path.cwd() / name
 
 
 @pytest.mark.parametrize(

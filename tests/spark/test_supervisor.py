@@ -94,8 +94,8 @@ class Clock:
 def see_left(group, folder):
     """How long the supervisor waits for the query whose checkpoint is there."""
     supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
-    options = SimpleNamespace(checkpoint=str(folder))
-    running = _Running(pipeline=SimpleNamespace(options=options), figures=PipelineFigures(name="etl", group="g"))
+    running = _Running(pipeline=SimpleNamespace(), figures=PipelineFigures(name="etl", group="g"))
+    running.place = f"file:{folder}"
 
     supervisor._clock = clock = Clock()
     asyncio.run(supervisor._see_left(running, group))

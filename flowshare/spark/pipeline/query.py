@@ -116,14 +116,19 @@ def tasks(spark: SparkSession) -> int:
 
 def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFrame:
     """Return the stream of a pipeline's records; values are columns if the topic declares their type."""
-    return spark.readStream.format("flowshare").options(**source_options_of(pipeline, broker, tasks(spark))).load()
+    place = HadoopFolder(spark, checkpoint(pipeline)).path
+    options = source_options_of(pipeline, broker, tasks(spark), place)
+    return spark.readStream.format("flowshare").options(**options).load()
 
 
-def source_options_of(pipeline: SharePipeline, broker: str, task_count: int) -> dict[str, str]:
-    """Return the options of the pipeline's source, as Spark takes them. Raises: UsageError: values cannot be
-    columns."""
+def source_options_of(pipeline: SharePipeline, broker: str, task_count: int, place: str = "") -> dict[str, str]:
+    """Return the options of the pipeline's source, as Spark takes them.
+
+    place: the checkpoint with its file system, as the source cannot resolve it: it runs in another folder, and knows
+    no default file system. Raises: UsageError: values cannot be columns.
+    """
     options: dict[str, str] = {"broker": broker, "group": pipeline.group, "topics": ",".join(pipeline.topics)}
-    options |= {"checkpoint": checkpoint(pipeline), "tasks": str(task_count)}
+    options |= {"checkpoint": place, "tasks": str(task_count)}
     codecs = [getattr(channel, "value_codec", None) for channel in pipeline.channels]
     if "value" not in pipeline.options.source and any(codecs):
         options |= _of_codecs(pipeline, codecs)
@@ -151,7 +156,7 @@ def _of_codecs(pipeline: SharePipeline, codecs: Sequence[Any]) -> dict[str, str]
 
 
 def checkpoint(pipeline: SharePipeline) -> str:
-    """Return the folder of the query's write-ahead log."""
+    """Return the folder of the query's write-ahead log, as it was given: `HadoopFolder` resolves it."""
     given = pipeline.options.checkpoint
     return given or str(Path(pipeline.app.conf.datadir).absolute() / "pipelines" / pipeline.name)
 

@@ -21,7 +21,7 @@ from flowshare.agents.worker.keeper import pause
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.spark.errors import SparkGone, brief, gone
-from flowshare.spark.pipeline.query import checkpoint, start_query
+from flowshare.spark.pipeline.query import HadoopFolder, checkpoint, start_query
 from flowshare.spark.source.checkpoint import local_checkpoint
 from flowshare.spark.source.microbatches import TROUBLES
 from flowshare.spark.source.progress import backlog
@@ -77,6 +77,8 @@ class _Running:
     pipeline: SharePipeline
     figures: PipelineFigures
     query: StreamingQuery | None = None
+    place: str = ""
+    """The checkpoint with its file system; empty: the query was never started."""
     since_s: float = 0.0
     noted_s: float = 0.0
     again_s: float = 0.0
@@ -181,7 +183,7 @@ class PipelineSupervisor:
         one.tries += 1
         one.since_s = self._clock.monotonic()
         try:
-            one.query = await asyncio.to_thread(start_query, one.pipeline, self._spark, self._broker, once=self._once)
+            one.query = await asyncio.to_thread(self._start, one)
         except Exception as error:  # noqa: BLE001 - the user's function and Spark may raise anything
             self._failed(one, named(error, TEXT_MAX))
         else:
@@ -190,8 +192,13 @@ class PipelineSupervisor:
                 "pipeline=%s group=%s runs, checkpoint %s",
                 one.figures.name,
                 one.figures.group,
-                checkpoint(one.pipeline),
+                one.place,
             )
+
+    def _start(self, one: _Running) -> StreamingQuery:
+        """Start the query. Blocks. Raises: UsageError, any error of Spark."""
+        one.place = HadoopFolder(self._spark, checkpoint(one.pipeline)).path
+        return start_query(one.pipeline, self._spark, self._broker, once=self._once)
 
     def _failed(self, one: _Running, error: str) -> None:
         figures = one.figures
@@ -237,7 +244,7 @@ class PipelineSupervisor:
     async def _see_left(self, one: _Running, admin: ShareAdmin) -> None:
         """Wait until the query's sources, in separate processes, have left their group: their last accepts need this
         process, which may lead the group, and a container ends with its first process."""
-        place = local_checkpoint(checkpoint(one.pipeline))
+        place = local_checkpoint(one.place)
         sources = frozenset[str]() if place is None else await asyncio.to_thread(place.members)
         try:
             await self._clock.wait_for(self._until_left(one.figures.group, sources, admin), LEFT_S)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.rate_limit import RateLimit
@@ -66,8 +67,9 @@ class SourceOptions:
         removed by compaction are no loss.
     narrowing: look for the record that kills Python workers, in ever smaller batches, and make it a dead letter
         (`flowshare.spark.source.narrowing`). false: its batch is run again as it is, for ever.
-    checkpoint: the query's checkpoint, a folder on this machine. It tells the source at once, and at a stop, that a
-        batch is committed. Empty: the checkpoint that the session notes (`flowshare.spark.source.checkpoint`).
+    checkpoint: the query's checkpoint: the absolute path of a folder on this machine, or a URL. It tells the source at
+        once, and at a stop, that a batch is committed. Empty: the checkpoint that the session notes
+        (`flowshare.spark.source.checkpoint`).
     """
 
     broker: str = field(repr=False)
@@ -205,10 +207,18 @@ def _start(name: str, text: str) -> str:
     return f"by_duration:PT{back_s:.3f}".rstrip("0").rstrip(".") + "S"
 
 
+def _checkpoint(name: str, text: str) -> str:
+    parts = urlsplit(text)
+    if text and parts.scheme in ("", "file") and not parts.path.startswith("/"):
+        raise OptionError(f"{name} takes an absolute path or a URL, not {text!r}: the source runs in another folder")
+    return text
+
+
 CHECKS: Final[Mapping[str, checks.Check]] = {
     "broker": checks.broker,
     "topics": _names,
     "topics_pattern": _pattern,
     "start": _start,
     "records_per_trigger": checks.number(int, 1),
+    "checkpoint": _checkpoint,
 }
