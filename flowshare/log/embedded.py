@@ -81,11 +81,7 @@ class EmbeddedStorage(BrokerStorage):
             except BaseException:
                 lock.release()
                 raise
-            try:
-                opened = await _or_else(opening, Opened.let_go)
-            except Exception:
-                lock.release()
-                raise
+            opened = await _or_else(opening, Opened.let_go)
         except BaseException:
             pool.shutdown(wait=False)
             raise
@@ -217,8 +213,16 @@ async def claim(lock: OwnerLock, clock: Clock, pool: Executor) -> None:
 def open_blocking(lock: OwnerLock, *, fsync: bool) -> Opened:
     """Open the store of a locked path and read topics and partitions.
 
-    Raises: StorageDamaged, StorageError; the store is closed then.
+    Raises: StorageDamaged, StorageError; the store is closed and the lock released then: the caller may have given up.
     """
+    try:
+        return _open_locked(lock, fsync=fsync)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _open_locked(lock: OwnerLock, *, fsync: bool) -> Opened:
     directory = lock.path / STORE_DIRECTORY
     made = not directory.exists()
     lock.folder.below(STORE_DIRECTORY).close()

@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import orjson
 import pytest
 
 from flowshare.clock import LoopClock
-from flowshare.log.base import StorageError, StorageHeld
+from flowshare.log import embedded
+from flowshare.log.base import StorageDamaged, StorageError, StorageHeld
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.owner import BEAT_S, DOUBT_S, OWNER_FILE, WORKERS_DIRECTORY, OwnerLock, PathOwner, read_owner
 from flowshare.testing.clock import ManualClock, settle
 from tests.log.places import content, opened
+from tests.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +84,35 @@ def test_a_closed_storage_can_be_opened_again_in_the_same_process(tmp_path):
 
     opened(tmp_path, make)
     assert opened(tmp_path, content) == (0, 0)
+
+
+def test_an_opening_that_fails_after_it_was_given_up_lets_go_of_the_path(tmp_path, monkeypatch):
+    begun, fail = threading.Event(), threading.Event()
+
+    def damaged(path: Path, *, fsync: bool) -> None:
+        begun.set()
+        assert fail.wait(LIMIT_S)
+        raise StorageDamaged("found out late")
+
+    async def body() -> None:
+        opening = asyncio.create_task(EmbeddedStorage.open(tmp_path, clock=LoopClock()))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        fail.set()
+
+        def free() -> bool:
+            try:
+                OwnerLock(tmp_path, now_ms=0).release()
+            except StorageHeld:
+                return False
+            return True
+
+        await until(free, limit_s=5)
+
+    monkeypatch.setattr(embedded, "RocksStore", damaged)
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("below", ["", "below"])
