@@ -759,6 +759,32 @@ def test_who_was_stuck_is_given_work_again_as_soon_as_its_loop_gets_on():
 
 
 @pytest.mark.flowshare
+@pytest.mark.flowshare
+async def test_a_record_that_loses_its_lock_takes_its_batch_with_it_at_the_cost_of_its_own_attempt_alone():
+    began: dict[int, list[int]] = defaultdict(list)
+
+    async def load(rows: fs.Records[int]) -> None:
+        first = not began
+        for row in rows:
+            began[row.value].append(row.delivery.attempt)
+        if first:
+            await asyncio.sleep(40)
+
+    options: dict[str, Any] = {"batch": fs.Batch(4, within=0.5), "retry": fs.Retry(max_attempts=2)}
+    app = one_agent(load, order="key", **options)
+    async with fs.testing.harness(app) as bus:
+        await paused(bus, ("a", 0), ("b", 1), ("c", 2), ("b", 3))
+        await bus.advance(2)
+        assert dict(began) == {0: [1], 1: [1], 2: [1], 3: [1]}
+        await bus.host.admin.intervene("t.agent", "in", 0, [(0, 0)], "release")
+        report = await bus.run_until_idle()
+        stats = bus.host.runtimes["agent"].stats()
+
+    assert dict(began) == {0: [1, 2], 1: [1, 1], 2: [1, 1], 3: [1, 1]}
+    assert report["agent"].accepted == 4
+    assert (stats["retried"], stats["dead_lettered"], stats["handler_errors"]) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("keys", [1, 4])
 async def test_batches_stay_as_large_as_they_get_however_slow_their_handler_is(keys: int):
     sizes: list[int] = []

@@ -65,7 +65,7 @@ class TaskBasedPool(Pool):
 
     def spawn(self, runner: Runner) -> None:
         """Make a new task for the runner, with context variables as they were at the start."""
-        runner.held = None
+        runner.held = runner.lost_in = None
         runner.timed_out = False
         if not self.stopping:
             runner.task = self._handler_loop.create_task(

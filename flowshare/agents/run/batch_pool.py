@@ -191,7 +191,7 @@ class BatchPool(TaskBasedPool):
             cancelled = isinstance(error, asyncio.CancelledError)
             error = late = result = None  # else this frame, in the error's traceback, would keep the error alive
             self.times.add(self.clock.monotonic() - runner.started)
-            if cancelled or runner.timed_out or copy_context() != before:
+            if cancelled or runner.timed_out or runner.lost_in is not None or copy_context() != before:
                 break
             runner.held = None
         else:

@@ -13,6 +13,7 @@ long as it runs (SG-18.6).
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ from flowshare.agents.handler.delivery import Delivery
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.run.async_pool import TaskPool
 from flowshare.agents.run.batch_pool import BatchPool, Said
-from flowshare.agents.run.pool import Environment, Held, Pool
+from flowshare.agents.run.pool import Environment, Held, Pool, Runner
 from flowshare.agents.run.thread_pool import ThreadPool
 from flowshare.protocol.decoding import RawRecord
 from flowshare.protocol.key_hash import KeyOrder
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 LAPSED: Final = "its lock lapsed"
 NOT_BEGUN: Final = Outcome(OutcomeKind.RELEASE, None, LAPSED, delay_s=1.0, unrun=True)
 """Outcome of a record that is not begun: its lock may lapse first, or a handler without a lock works on its key."""
+BESIDE: Final = Outcome(OutcomeKind.RELEASE, None, "another record of its batch has lost its lock", unrun=True)
+"""Outcome of a record whose batch was cancelled for another one's sake."""
 
 
 class _Lapsed(Exception):
-    """The record must not be begun: its lock may be gone."""
+    """The record must not be begun: its lock may be gone. Or its batch was cancelled for a lock that is gone."""
 
 
 class InOrder(Pool):
@@ -79,13 +82,12 @@ class InOrder(Pool):
     def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:
         """Cancel running handlers of these offsets, whose locks are gone, if possible. On the handler loop."""
         self._strays = True
-        if not self.cancels:
-            return
         for runner in self.running():
+            if runner.task is None or not self.cancels:
+                continue
             held = runner.held if isinstance(runner.held, list) else [runner.held]
-            if runner.task is not None and any(
-                one is not None and one[0] is chunk and one[1].offset in offsets for one in held
-            ):
+            if any(one is not None and one[0] is chunk and one[1].offset in offsets for one in held):
+                runner.lost_in = runner.held
                 runner.task.cancel()
 
     def abandoned(self, limit_s: float) -> set[tuple[int, int]]:
@@ -167,7 +169,8 @@ class OrderedBatchPool(InOrder, BatchPool):
     """Runs batch handlers in order: a batch has a key's records in a row, as far as there is room in it.
 
     A record that is not accepted takes the later records of its key out of the batch: whatever the handler said of
-    those, they are released unrun with it.
+    those, they are released unrun with it. A batch that is cancelled because one of its records has lost its lock has
+    not failed: the others cost no attempt.
     """
 
     def queue_first(self, chunk: Chunk) -> None:
@@ -223,6 +226,11 @@ class OrderedBatchPool(InOrder, BatchPool):
         stopped.withdraw()
         return held, Records(records)
 
+    def of_timeout(self, runner: Runner, error: BaseException) -> BaseException:
+        """Return the error as without an order; `_Lapsed` if a lost lock cancelled the batch."""
+        late = super().of_timeout(runner, error)
+        return _Lapsed() if runner.lost_in is runner.held and isinstance(late, asyncio.CancelledError) else late
+
     def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
         """Settle as without an order; records behind one that is not accepted are released with it."""
         stopped = _Stopped()
@@ -235,6 +243,10 @@ class OrderedBatchPool(InOrder, BatchPool):
             if record.offset in chunk.lost:
                 stopped.at(chunk, record)
                 self.finish(chunk, record, Outcome(OutcomeKind.RELEASE, None, LAPSED))
+                continue
+            if one is None and isinstance(error, _Lapsed):
+                stopped.at(chunk, record)
+                self.finish(chunk, record, BESIDE)
                 continue
             key = 0 if chunk.chains is None else chunk.chains.key(record.offset)
             if one is not None and key and (earlier := waits.get((chunk, key))) is not None:

@@ -63,12 +63,25 @@ class Runner:
     Written by the thread that runs the handler, read from any thread.
     """
 
-    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out", "waited_s", "waits")
+    __slots__ = (
+        "cancelled_at",
+        "held",
+        "index",
+        "lost_in",
+        "started",
+        "task",
+        "thread_id",
+        "timed_out",
+        "waited_s",
+        "waits",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.held: Held | list[Held] | None = None
         """The record being handled, the records of a batch, or None."""
+        self.lost_in: Held | list[Held] | None = None
+        """`held` when the task was cancelled because one of them had lost its lock."""
         self.started = 0.0
         self.timed_out = False
         self.waits = False
