@@ -24,6 +24,7 @@ from flowshare.client.producer.producer import Producer
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing import Bus, LoopTimeClock
 from tests.agents.agents_kit import one_agent
+from tests.agents.test_codecs import Secrets
 from tests.agents.test_order_end_to_end import KEYS, Journal, of_keys, run
 
 # --- locks that cannot be renewed ---------------------------------------------------------------------------------
@@ -783,6 +784,26 @@ async def test_a_record_that_loses_its_lock_takes_its_batch_with_it_at_the_cost_
     assert dict(began) == {0: [1, 2], 1: [1, 1], 2: [1, 1], 3: [1, 1]}
     assert report["agent"].accepted == 4
     assert (stats["retried"], stats["dead_lettered"], stats["handler_errors"]) == (0, 0, 0)
+
+
+@pytest.mark.flowshare
+async def test_a_batch_whose_record_loses_its_lock_while_it_waits_for_a_schema_comes_again_and_its_runner_goes_on():
+    codec, got = Secrets(*[ConnectionError("refused")] * 1000), []
+
+    async def load(rows: fs.Records[str]) -> None:
+        got.extend((row.value, row.delivery.attempt) for row in rows)
+
+    app = one_agent(load, order="key", batch=fs.Batch(3, within=0.5), concurrency=1, value_codec=codec)
+    async with fs.testing.harness(app) as bus:
+        await paused(bus, ("k", b"a0"), ("l", b"a1"), ("l", b"a2"))
+        await bus.advance(2)
+        await bus.host.admin.intervene("t.agent", "in", 0, [(0, 0)], "release")
+        await bus.advance(30)
+        codec.outages.clear()
+        report = await bus.run_until_idle()
+
+    assert sorted(got) == [("apple 0", 2), ("apple 1", 1), ("apple 2", 1)]
+    assert report["agent"].accepted == 3
 
 
 @pytest.mark.parametrize("keys", [1, 4])

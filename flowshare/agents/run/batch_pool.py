@@ -199,12 +199,13 @@ class BatchPool(TaskBasedPool):
         self.spawn(runner)
 
     async def _known(self, lookups: Lookups, taken: list[Held]) -> list[Held]:
-        """Wait for codecs' look-ups; return the records whose look-ups succeeded, the others are released."""
+        """Wait for codecs' look-ups; return the records whose look-ups succeeded, the others are released; all of them
+        when the wait is cancelled."""
         if all(lookups.missing(*held) is None for held in taken):
             return taken
         known: list[Held] = []
         with self.waiting(taken):
-            for chunk, record in taken:
+            for at, (chunk, record) in enumerate(taken):
                 try:
                     # With an order, records are released at the batch's end, not one by one.
                     await lookups.until_known(
@@ -212,6 +213,10 @@ class BatchPool(TaskBasedPool):
                     )
                 except GivenBack as error:
                     self.finish(chunk, record, error.outcome)
+                except asyncio.CancelledError:
+                    left = [*known, *taken[at:]]
+                    self.settle(left, [None] * len(left), _ACCEPT, GivenBack("its batch's look-ups", 0.0, unrun=True))
+                    return []
                 else:
                     known.append((chunk, record))
         return known

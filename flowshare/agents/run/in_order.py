@@ -83,7 +83,7 @@ class InOrder(Pool):
         """Cancel running handlers of these offsets, whose locks are gone, if possible. On the handler loop."""
         self._strays = True
         for runner in self.running():
-            if runner.task is None or not self.cancels:
+            if runner.task is None or not (self.cancels or runner.waits):
                 continue
             held = runner.held if isinstance(runner.held, list) else [runner.held]
             if any(one is not None and one[0] is chunk and one[1].offset in offsets for one in held):
