@@ -185,13 +185,16 @@ def test_groups_keep_their_assignments_when_a_worker_that_never_heard_of_their_t
 def test_a_slot_is_taken_up_soon_though_the_broker_that_is_asked_for_its_topics_stands_still():
     async def scenario(clock):
         async with Fleet(clock) as fleet:
-            share_partition = ShareKey("g", uuid.UUID(int=7), 0)
+            await fleet.topic()
+            share_partition = ShareKey("g", fleet.kafka.storage.topics()["orders"].topic_id, 0)
+            worker = fleet.machines[0].worker
             fleet.kafka.hold(MetadataRequest)
             try:
                 async with asyncio.timeout(SOON_S):
-                    await fleet.machines[0].worker._contents.take_up(1, [(share_partition.prefix, b"")])
+                    await worker._contents.take_up(1, [(share_partition.prefix, b"")])
             finally:
                 fleet.kafka.release(MetadataRequest)
+            await until(clock, lambda: worker._service.topics.by_id(share_partition.topic_id) is not None)
 
     virtually(scenario)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.core_errors import StateCorrupt
@@ -212,7 +212,7 @@ class FleetSlotContents:
         self._log = log
         self._slots = slots
         self._seen: dict[str, Topic] = {}
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         log.on_topics(self._topics_changed)
 
     async def take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
@@ -247,17 +247,28 @@ class FleetSlotContents:
         )
 
     async def know(self, ids: Collection[uuid.UUID] = (), names: Collection[str] = ()) -> None:
-        """Look topics up; missing ones are looked for when they are asked for."""
-        if not names and not ids:
-            return
+        """Look topics up; missing ones are looked for when they are asked for. A look that takes long goes on: nobody
+        asks by id again."""
+        if names or ids:
+            look = self._begin(self._look(names, ids), "topics of a slot")
+            with contextlib.suppress(TimeoutError):
+                await self._clock.wait_for(asyncio.shield(look), TAKE_UP_S)
+
+    async def _look(self, names: Collection[str], ids: Collection[uuid.UUID]) -> None:
         try:
-            await self._clock.wait_for(self._log.refresh(names, ids), TAKE_UP_S)
-        except (LogError, OSError, ClientError) as error:  # a TimeoutError too
+            await self._log.refresh(names, ids)
+        except (LogError, OSError, ClientError) as error:
             logger.warning("%d topics of groups cannot be looked up now: %s", len(names) + len(ids), error)
 
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def close(self) -> None:
-        """Stop forgetting topics."""
-        await cancelled(*self._forgetting)
+        """Stop looking for topics and forgetting them."""
+        await cancelled(*self._tasks)
 
     def _topics_changed(self, names: Collection[str]) -> None:
         """Forget the stored state of topics that were made anew. A topic that is only missing may come back: brokers
@@ -273,9 +284,7 @@ class FleetSlotContents:
                 continue
             if before.topic_id != topic.topic_id:
                 self._tell_of_a_new_one(before)
-                task = asyncio.create_task(self._forget(before.topic_id), name=f"forget {before.topic_id}")
-                self._forgetting.add(task)
-                task.add_done_callback(self._forgetting.discard)
+                self._begin(self._forget(before.topic_id), f"forget {before.topic_id}")
             elif before.partitions < topic.partitions:
                 self._warn_of_growth(before, topic)
 
