@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import contextmanager
 
 import pytest
 
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteRecordsRequest, DeleteTopicRequest, TopicPartition
+from flowshare.server.share.fetch import LOAD_PATIENCE_S
 from flowshare.testing.clock import settle
 from tests.server.world import accept, batch, parked, ranges, release, world
 
@@ -490,3 +493,75 @@ async def test_records_whose_acquire_was_written_for_longer_than_their_lock_leav
         await w.clock.advance(1)
 
         assert (await m2.fetch()).partitions == ()
+
+
+@contextmanager
+def slow_to_load(w, number: int, error: Exception | None = None):
+    """Loads of a partition's share-partitions wait for the event that is yielded; then they fail with the error."""
+    loader, gate = w.server.share.local._loader, asyncio.Event()
+    load = loader.load
+
+    async def late(key, *args, **fields):
+        if key.partition == number:
+            await gate.wait()
+            if error is not None:
+                raise error
+        return await load(key, *args, **fields)
+
+    loader.load = late
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+NO_LEADER = StorageError("its log has no leader")
+
+
+def offsets_of(answer, number: int) -> list[tuple[int, int]]:
+    """Acquired offsets of one of an answer's partitions."""
+    return [(one.first, one.last) for part in answer.partitions if part.partition == number for one in part.acquired]
+
+
+async def test_a_share_partition_that_cannot_be_loaded_keeps_nobody_from_the_others() -> None:
+    async with world() as w:
+        good, bad = await w.logs(1, 1)
+        m = w.member("m1")
+        with slow_to_load(w, 1, NO_LEADER):
+            first = await parked(m.fetch(good, bad, max_wait_ms=500))
+            await w.clock.advance(2 * LOAD_PATIENCE_S)
+            assert offsets_of(await first, 0) == [(0, 0)]
+            await w.produce(1)
+            assert offsets_of(await m.fetch(max_wait_ms=500), 0) == [(1, 1)]
+
+            waiting = await parked(m.fetch(max_wait_ms=500))
+            await w.produce(1)
+            assert offsets_of(await waiting, 0) == [(2, 2)]
+
+
+async def test_a_fetch_waits_for_a_load_up_to_its_wait_limit_and_is_told_how_it_ended() -> None:
+    async with world() as w:
+        at = await w.log(1)
+        m = w.member("m1")
+        with slow_to_load(w, 0, NO_LEADER) as gate:
+            first = await parked(m.fetch(at, max_wait_ms=500))
+            await w.clock.advance(0.5)
+            assert first.done()
+            second = await parked(m.fetch(max_wait_ms=500))
+            gate.set()
+
+            (answered,) = (await second).partitions
+
+        assert answered.error is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_fetch_that_waits_for_a_load_has_its_records_when_it_ends() -> None:
+    async with world() as w:
+        at = await w.log(1)
+        with slow_to_load(w, 0) as gate:
+            waiting = await parked(w.member("m1").fetch(at, max_wait_ms=500))
+            await w.clock.advance(0.4)
+            assert not waiting.done()
+            gate.set()
+
+            assert offsets_of(await waiting, 0) == [(0, 0)]

@@ -47,6 +47,8 @@ WAIT_MAX_MS: Final = 10 * 60 * 1000
 """Longest wait granted, in ms, for any MaxWait."""
 LOADS_AT_ONCE: Final = 64
 """Share-partitions that one fetch has loaded concurrently: in a fleet each load asks others."""
+LOAD_PATIENCE_S: Final = 0.2
+"""Seconds from a load's begin for which a fetch waits for it with records of other share-partitions in its hands."""
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class ShareFetching(Family):
         else:
             waiter.end(Ended.TIMEOUT)
         readable = self._readable(turn.session.group_id, connection)
-        visit = _Visit(self._partitions, request, turn, waiter, readable=readable)
+        visit = _Visit(self._partitions, request, turn, waiter, readable=readable, clock=self._clock)
         try:
             found = await visit.run()
             if limit is not None and waiter.ended is Ended.TIMEOUT:
@@ -182,7 +184,7 @@ class ShareFetching(Family):
         finally:
             if limit is not None:
                 limit.cancel()
-            visit.leave()
+            visit.close()
 
     def _readable(self, group_id: str, connection: InProcess) -> Callable[[Key], None]:
         """Return a check that raises the reason why the connection's peer may not read a partition, if any."""
@@ -247,8 +249,10 @@ class _Visit:
         waiter: Waiter,
         *,
         readable: Callable[[Key], None],
+        clock: Clock,
     ) -> None:
         self._partitions = partitions
+        self._clock = clock
         self._readable = readable
         self._request = request
         self._turn = turn
@@ -256,6 +260,9 @@ class _Visit:
         self._group_id = turn.session.group_id
         self._member_id = turn.session.member_id
         self._owners: dict[Key, PartitionOwner] = {}
+        self._loads: dict[Key, asyncio.Task[object]] = {}
+        self._loads_at_once = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._patient = True
         self._space = answers.space()
 
     async def run(self) -> _Found:
@@ -263,7 +270,8 @@ class _Visit:
         refused: set[Key] | None = None
         while True:
             found = await self._look()
-            if found.taken or not self._owners or self._waiter.ended is not Ended.NO:
+            nothing_to_come = not self._owners and not self._loads
+            if found.taken or nothing_to_come or self._waiter.ended is not Ended.NO:
                 return found
             # A partition that cannot be fetched from does not keep the rest from waiting; a newer error is told at
             # once.
@@ -273,6 +281,12 @@ class _Visit:
             await self._waiter.wait()
             if self._waiter.abandoned:
                 return _Found()
+
+    def close(self) -> None:
+        """Leave all lines, and the loads under way to others."""
+        for load in self._loads.values():
+            load.cancel()
+        self.leave()
 
     def leave(self) -> None:
         """Leave all lines; let the next fetches have the rest."""
@@ -342,23 +356,43 @@ class _Visit:
         return True
 
     async def _load_all(self, found: _Found) -> None:
-        """Load missing share-partitions. The fetch leaves its lines meanwhile: it could not come when called."""
-        unloaded = [key for key in self._turn.partitions if not self._known(key, found)]
-        if unloaded:
-            self.leave()
-        for at in range(0, len(unloaded), LOADS_AT_ONCE):
-            loads = (self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE])
-            for failed in await asyncio.gather(*loads, return_exceptions=True):
-                if failed is not None:
-                    raise failed
+        """Load missing share-partitions. The first look waits a moment for them; one that takes longer wakes the fetch
+        when it is loaded, and keeps nobody from the others meanwhile."""
+        self._begin_loads(found)
+        if self._patient and self._loads:
+            young = [load for key, load in self._loads.items() if self._loading_s(key) < LOAD_PATIENCE_S]
+            if young:
+                self.leave()  # it could not come when called
+                with contextlib.suppress(TimeoutError):
+                    await self._clock.wait_for(asyncio.wait(young), LOAD_PATIENCE_S)
+                self._begin_loads(found)
+        self._patient = False
+        for load in self._loads.values():
+            load.remove_done_callback(self._wake)
+            load.add_done_callback(self._wake)
 
-    async def _load(self, key: Key, found: _Found) -> None:
-        """Load a share-partition."""
-        try:
+    def _begin_loads(self, found: _Found) -> None:
+        """Begin the missing loads; note the errors of ended ones."""
+        for key in [key for key, load in self._loads.items() if load.done()]:
+            try:
+                self._loads.pop(key).result()
+            except EXPECTED as error:
+                found.errors[key] = Result(*failure(error))
+        for key in self._turn.partitions:
+            if key not in self._loads and key not in found.errors and not self._known(key, found):
+                self._loads[key] = asyncio.get_running_loop().create_task(self._load(key))
+
+    async def _load(self, key: Key) -> None:
+        """Load a share-partition. Raises: `EXPECTED`."""
+        async with self._loads_at_once:
             self._readable(key)
-            self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
-        except EXPECTED as error:
-            found.errors[key] = Result(*failure(error))
+            await self._partitions.open(ShareKey(self._group_id, *key))
+
+    def _loading_s(self, key: Key) -> float:
+        return self._partitions.loading_s(ShareKey(self._group_id, *key))
+
+    def _wake(self, _: object) -> None:
+        self._waiter.wake()
 
     def _ready(self, found: _Found) -> list[tuple[Key, PartitionOwner]]:
         ready: list[tuple[Key, PartitionOwner]] = []

@@ -80,6 +80,7 @@ class Partitions:
         self._by_log: dict[tuple[str, int], list[PartitionOwner]] = {}
         self._by_group: dict[str, dict[ShareKey, None]] = {}
         self._loading: dict[ShareKey, asyncio.Task[PartitionOwner]] = {}
+        self._loading_from: dict[ShareKey, float] = {}
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._renewed: set[ShareKey] = set()
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
@@ -152,6 +153,7 @@ class Partitions:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._load(key), name=f"load {key}")
             self._loading[key] = task
+            self._loading_from[key] = self._clock.monotonic()
             task.add_done_callback(lambda done: self._loaded(key, done))
         # Shielded: others wait for the same load, and the first caller may go away.
         return await asyncio.shield(task)
@@ -159,6 +161,11 @@ class Partitions:
     def check_led(self, key: ShareKey) -> None:
         """Check that this server leads the share-partition. Raises: NotLed."""
         self._duties.check_leader(key)
+
+    def loading_s(self, key: ShareKey) -> float:
+        """Return for how many seconds a share-partition has been loading; 0: it does not."""
+        began_s = self._loading_from.get(key)
+        return 0.0 if began_s is None else self._clock.monotonic() - began_s
 
     def served(self, key: ShareKey) -> bool:
         """Return True if a share-partition is loaded or being loaded."""
@@ -381,7 +388,7 @@ class Partitions:
         return owner
 
     def _loaded(self, key: ShareKey, task: asyncio.Task[PartitionOwner]) -> None:
-        del self._loading[key]
+        del self._loading[key], self._loading_from[key]
         error = None if task.cancelled() else task.exception()
         if error is None:
             self._failed.pop(key, None)
