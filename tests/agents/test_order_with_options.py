@@ -760,7 +760,6 @@ def test_who_was_stuck_is_given_work_again_as_soon_as_its_loop_gets_on():
 
 
 @pytest.mark.flowshare
-@pytest.mark.flowshare
 async def test_a_record_that_loses_its_lock_takes_its_batch_with_it_at_the_cost_of_its_own_attempt_alone():
     began: dict[int, list[int]] = defaultdict(list)
 
@@ -806,6 +805,7 @@ async def test_a_batch_whose_record_loses_its_lock_while_it_waits_for_a_schema_c
     assert report["agent"].accepted == 3
 
 
+@pytest.mark.flowshare
 @pytest.mark.parametrize("keys", [1, 4])
 async def test_batches_stay_as_large_as_they_get_however_slow_their_handler_is(keys: int):
     sizes: list[int] = []
