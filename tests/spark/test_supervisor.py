@@ -16,7 +16,15 @@ import pytest
 from flowshare.client.errors import ServerError
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
-from flowshare.spark.pipeline.supervisor import LEFT_S, PipelineFigures, PipelineSupervisor, _Running
+from flowshare.spark.pipeline.supervisor import (
+    LEFT_S,
+    ONCE_TRIES,
+    PAUSE_S,
+    WELL_S,
+    PipelineFigures,
+    PipelineSupervisor,
+    _Running,
+)
 from flowshare.spark.sessions import kill_after
 from flowshare.spark.source.ranges import Offset
 from flowshare.testing import ManualClock
@@ -167,6 +175,44 @@ def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, tell, lags,
         tell(group_offsets)
 
     assert told in caplog.text
+
+
+class Failing:
+    """A query that runs at the first look, and has failed at the second."""
+
+    def __init__(self):
+        self.looks = 0
+        self.recentProgress = ()
+
+    @property
+    def isActive(self):  # noqa: N802 - Spark's name
+        self.looks += 1
+        return self.looks == 1
+
+    def exception(self):
+        return RuntimeError("the sink is full")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("once", "begun"), [(True, ONCE_TRIES), (False, 5)])
+async def test_a_run_of_the_present_records_is_given_up_after_its_tries_however_long_each_lasts(
+    running, monkeypatch, once, begun
+):
+    supervisor, clock, queries = PipelineSupervisor.__new__(PipelineSupervisor), ManualClock(), []
+    supervisor._clock, supervisor._once = clock, once
+
+    def start(_one):
+        queries.append(Failing())
+        return queries[-1]
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    for _ in range(3 * 5):  # it begins, runs, and has failed
+        await supervisor._look_after(running)
+        await clock.advance(WELL_S)
+
+    assert len(queries) == begun
+    assert (running.figures.state == "failed") is once
+    assert running.pause_s <= 2 * PAUSE_S
 
 
 def timed_out():

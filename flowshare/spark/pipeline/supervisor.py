@@ -169,7 +169,7 @@ class PipelineSupervisor:
             await asyncio.to_thread(self._note, one)
         if await asyncio.to_thread(lambda: one.query is not None and one.query.isActive):
             if now_s - one.since_s >= WELL_S:
-                one.pause_s, one.tries = PAUSE_S, 0
+                one.pause_s = PAUSE_S  # the tries of a run of the present records are counted in all
             return
         error = await asyncio.to_thread(one.query.exception)
         await asyncio.to_thread(self._note, one)
