@@ -81,6 +81,12 @@ SEEK_SLOW_S: Final = 0.5
 SEEK_FAST_TRIES: Final = 100
 READY_S: Final = 5.0
 """Seconds after joining until a process loads the leader's modules, so that nobody waits when the leader ends."""
+TALK_S: Final = 20.0
+"""Seconds between two words of a joined process to its leader, which closes idle connections, and silent ones before
+all others."""
+UNANSWERED_S: Final = 86_400.0
+"""Seconds that a joined process waits for the leader's answer: only the connection's end says that the leader is
+gone, one that stands still goes on."""
 YIELD_LOOK_S: Final = 1.0
 """Seconds between two looks for a worker, of a leader that yields."""
 YIELD_AGAIN_S: Final = 60.0
@@ -320,7 +326,8 @@ class EmbeddedBackend(Backend):
         try:
             await asyncio.to_thread(_import_client)  # most of a second, and this loop may have timers to keep
             security = await asyncio.to_thread(_security_at, self.path, owner.listener)
-            self._watched = await self._clock.wait_for(self._open(owner.listener, "flowshare-watch", security), JOIN_S)
+            watching = self._open(owner.listener, "flowshare-watch", security, request_timeout=UNANSWERED_S)
+            self._watched = await self._clock.wait_for(watching, JOIN_S)
         except TimeoutError:
             self._silent += 1
             self._error = BackendError(
@@ -338,7 +345,9 @@ class EmbeddedBackend(Backend):
         logger.info("joined the leader of %s: %s", self.path, owner)
         return True
 
-    async def _open(self, address: str, client_id: str, security: Security | None) -> TcpConnection:
+    async def _open(
+        self, address: str, client_id: str, security: Security | None, *, request_timeout: float | None = None
+    ) -> TcpConnection:
         from flowshare.client.errors import ClientError
         from flowshare.client.net.tcp import open_tcp
         from flowshare.client.settings import LinkSettings
@@ -350,7 +359,7 @@ class EmbeddedBackend(Backend):
                 int(port),
                 client_id=client_id,
                 clock=self._clock,
-                settings=LinkSettings(),
+                settings=LinkSettings() if request_timeout is None else LinkSettings(request_timeout=request_timeout),
                 security=security,
                 process=processes.own(),
             )
@@ -401,13 +410,25 @@ class EmbeddedBackend(Backend):
                     self._ending = None
 
     async def _until_gone(self, leader: TcpConnection) -> None:
-        """Wait for the leader's end; a process that may lead next and has stayed joined loads the server's modules
-        meanwhile."""
+        """Wait for the leader's end, in talks with it; a process that may lead next and has stayed joined loads the
+        server's modules meanwhile."""
+        talking = asyncio.create_task(self._talk(leader), name=f"talk to the leader of {self.path}")
         try:
             await self._clock.wait_for(leader.wait_closed(), READY_S if self._listen else None)
         except TimeoutError:
             await asyncio.to_thread(_import_server, listen=True)
             await leader.wait_closed()
+        finally:
+            await cancelled(talking)
+
+    async def _talk(self, leader: TcpConnection) -> None:
+        """Ask the leader for something small now and then, until the connection ends."""
+        from flowshare.protocol.messages import MetadataRequest
+
+        with contextlib.suppress(OSError):
+            while True:
+                await leader.send(MetadataRequest(topics=()))
+                await self._clock.sleep(TALK_S)
 
     async def _led_to_its_end(self, led: LedPath) -> None:
         """Lead until the storage is lost, or until a worker should lead."""

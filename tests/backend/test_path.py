@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from flowshare.backend.base import BackendError
-from flowshare.backend.embedded import EmbeddedBackend, LedPath
+from flowshare.backend.embedded import TALK_S, EmbeddedBackend, LedPath
 from flowshare.backend.path_workers import Registration
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Producer, RecordMetadata
@@ -26,6 +26,7 @@ from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchPartition, FetchRequest, MetadataRequest
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
 from flowshare.tasks import cancelled
+from flowshare.testing.clock import ManualClock
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -96,6 +97,26 @@ async def test_a_second_opening_joins_the_first(tmp_path: Path) -> None:
         assert (first.leading, second.leading) == (True, False)
         assert await topics(first) == ["orders"]
         assert first.bootstrap == second.bootstrap
+
+
+async def test_a_leader_that_hears_nothing_else_from_a_joined_process_keeps_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    leader, joined = (EmbeddedBackend(tmp_path / "shop", clock=clock) for _ in range(2))
+    await leader.start()
+    await joined.start()
+    assert leader._led is not None
+    listener = leader._led.listener
+    assert listener is not None
+    (socket,) = listener._sockets
+    await until(lambda: socket not in listener._silent)
+
+    for _ in range(40):  # longer than connections.max.idle.ms
+        await clock.advance(TALK_S)
+        await until(lambda: socket._progress == clock.monotonic())
+
+    assert listener._sockets == {socket}
+    await joined.close()
+    await leader.close()
 
 
 async def test_when_the_leader_closes_another_leads_with_everything_on_the_same_port(tmp_path: Path) -> None:
