@@ -14,6 +14,8 @@ from flowshare.agents.kmq.agent import REFUSED
 from flowshare.agents.kmq.unmarked_records import Ahead
 from flowshare.agents.scale.load import LoadWatch
 from flowshare.backend.memory import MemoryBackend
+from flowshare.client.errors import NotConnected
+from flowshare.client.groups.consumer import GroupConsumer
 from flowshare.client.groups.reading import read_log
 from flowshare.client.producer.message import Message
 from flowshare.kmq.markers import decode
@@ -222,6 +224,35 @@ def test_partitions_that_are_added_to_queue_and_markers_are_read_soon():
         assert await run.markers(1) == [(0, True), (0, False)]
 
     kmq(app_of(handle, start="latest"), work)
+
+
+def test_a_partition_that_gets_its_leader_later_costs_no_record_that_was_read_ahead(monkeypatch):
+    gate, led, seen = asyncio.Event(), asyncio.Event(), []
+    offset_of = GroupConsumer._offset
+
+    async def offset(self, place, *more, **options):
+        if place[1] == 1 and not led.is_set():
+            raise NotConnected("leader of q-1: nobody is")
+        return await offset_of(self, place, *more, **options)
+
+    async def handle(value: bytes) -> None:
+        await gate.wait()
+        seen.append(value)
+
+    async def work(run):
+        values = [b"%d" % number for number in range(300)]
+        await run.send(*values, partition=0)
+        await run.send(b"late", partition=1)
+        own = run.agent._feeder
+        await run.until(lambda: len(own._ahead))
+        led.set()
+        await run.until(lambda: ("q", 1) in own._consumer.positions)
+        gate.set()
+        await run.until(lambda: len(seen) == 301)
+        assert sorted(seen) == sorted([*values, b"late"])
+
+    monkeypatch.setattr(GroupConsumer, "_offset", offset)
+    kmq(app_of(handle, partitions=2, tracker=False, redeliver_after=300.0), work)
 
 
 def test_a_poisoned_record_is_delivered_exactly_four_times_and_the_others_once():

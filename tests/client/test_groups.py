@@ -10,14 +10,23 @@ from flowshare.client.errors import NotConnected
 from flowshare.client.groups.assignors import Subscriber, range_assignor
 from flowshare.client.groups.consumer import GroupConsumer, begun_with, size_in
 from flowshare.client.groups.member import GroupMember
-from flowshare.client.groups.membership import GenerationOver, GroupRefused, GroupSettings, Membership, Verdict
+from flowshare.client.groups.membership import (
+    Generation,
+    GenerationOver,
+    GroupRefused,
+    GroupSettings,
+    Membership,
+    Verdict,
+)
 from flowshare.client.groups.reading import read_log
+from flowshare.client.net.topology import NOBODY
 from flowshare.client.producer.producer import Producer
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots.consumer_protocol import Assignment, Subscription
 from tests.batches import place
+from tests.client.brokers import FakeCluster
 from tests.client.worlds import within, world_on
 
 PLACE = ("orders", 0)
@@ -356,6 +365,105 @@ async def test_a_partition_that_cannot_be_read_holds_up_no_other(clock, how, mon
         await one.close()
 
     await _world(clock, work)
+
+
+def _committed(*offsets, error=ErrorCode.NONE):
+    parts = [m.FetchedOffset("orders", n, one) for n, one in enumerate(offsets)]
+    parts[-1] = parts[-1]._replace(error=error)
+    return m.OffsetFetchResponse(partitions=tuple(parts))
+
+
+@pytest.mark.asyncio
+async def test_a_partition_without_a_leader_holds_up_no_other_of_a_cluster(clock):
+    fake, told = FakeCluster(clock, [1, 2]), []
+    fake.leaders = [1, NOBODY]
+    fake.brokers[1].then(m.OffsetFetchRequest, _committed(5, 6))
+    one = GroupConsumer(
+        fake.connect, group_id="g", topics=["orders"], clock=clock, on_assigned=lambda _, bounds: told.append([*bounds])
+    )
+    generation = Generation(1, "m", {"orders": (0, 1)})
+    one.member._state.generation = generation
+
+    async def fetched():
+        begun_s = clock.monotonic()
+        logs = await one.fetch(wait_ms=0)
+        assert clock.monotonic() - begun_s < 1
+        return {log.partition: log.records for log in logs}
+
+    async def work():
+        one._assigned(generation)
+        assert await one.ready() is generation
+        assert clock.monotonic() < begun_s + 1
+        assert told == [[("orders", 0)]]
+        assert await fetched() == {0: b"1"}
+
+        fake.leaders = [1, 2]
+        while ("orders", 1) not in one.positions:
+            await clock.sleep(0.1)
+        assert told == [[("orders", 0)], [("orders", 1)]]
+        assert one.positions == {("orders", 0): 5, ("orders", 1): 6}
+        assert await fetched() == {0: b"1", 1: b"2"}
+
+        fake.leaders = [1, NOBODY]
+        for _ in range(20):
+            assert await fetched() == {0: b"1"}
+        fake.leaders = [1, 2]
+        while one._probes:
+            await clock.sleep(0.1)
+        assert await fetched() == {0: b"1", 1: b"2"}
+
+    begun_s = clock.monotonic()
+    await within(clock, 60, work())
+    await within(clock, 5, one._let_go(generation))
+    one.member._state.generation = None
+    await one.close()
+
+
+@pytest.mark.asyncio
+async def test_a_partition_whose_commit_is_not_told_yet_holds_up_no_other(clock):
+    """A transaction with its offset is open (UNSTABLE_OFFSET_COMMIT)."""
+    fake = FakeCluster(clock, [1, 1])
+    unstable = _committed(5, -1, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    only = replace(unstable, partitions=unstable.partitions[1:])
+    fake.brokers[1].then(
+        m.OffsetFetchRequest, unstable, *[only] * 10, replace(only, partitions=_committed(5, 6).partitions[1:])
+    )
+    one = GroupConsumer(fake.connect, group_id="g", topics=["orders"], clock=clock)
+    generation = Generation(1, "m", {"orders": (0, 1)})
+    one.member._state.generation = generation
+
+    async def work():
+        one._assigned(generation)
+        await one.ready()
+        assert one.positions == {("orders", 0): 5}
+        while len(one.positions) < 2:
+            await clock.sleep(0.1)
+        assert one.positions == {("orders", 0): 5, ("orders", 1): 6}
+
+    await within(clock, 60, work())
+    one.member._state.generation = None
+    await one.close()
+
+
+@pytest.mark.asyncio
+async def test_a_generation_that_was_given_up_is_not_read_by_the_partitions_found_later(clock):
+    fake = FakeCluster(clock, [1, 2])
+    fake.leaders = [1, NOBODY]
+    fake.brokers[1].then(m.OffsetFetchRequest, _committed(5, 6))
+    one = GroupConsumer(fake.connect, group_id="g", topics=["orders"], clock=clock)
+    generation = Generation(1, "m", {"orders": (0, 1)})
+    one.member._state.generation = generation
+
+    async def work():
+        one._assigned(generation)
+        one.give_up(await one.ready())
+        fake.leaders = [1, 2]
+        await one._finding
+
+    await within(clock, 60, work())
+    assert (one.generation, one.positions) == (None, {})
+    one.member._state.generation = None
+    await one.close()
 
 
 async def _begun(one):

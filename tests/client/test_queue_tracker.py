@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from flowshare.client.admin.admin import ShareAdmin
-from flowshare.client.errors import DeliveryTimeout, ServerError
+from flowshare.client.errors import DeliveryTimeout, NotConnected, ServerError
+from flowshare.client.groups.consumer import GroupConsumer
 from flowshare.client.groups.membership import GroupSettings
 from flowshare.client.kmq.moving import carry_queue, plan_queue
 from flowshare.client.kmq.topics import PartitionMismatch
@@ -102,6 +103,34 @@ async def test_a_message_comes_again_to_its_partition_with_its_headers_its_time_
         marker = (await queue.records("m", 1))[-1]
         assert (marker.key.hex(), marker.value.hex()) == ("000000010000000000000000", "00")
 
+    await on(clock, work, partitions=2)
+
+
+async def test_messages_of_a_partition_come_again_while_another_one_has_no_leader(clock, monkeypatch):
+    offset_of, led = GroupConsumer._offset, False
+
+    async def offset(self, place, *more, **options):
+        if place[1] == 1 and not led:
+            raise NotConnected("leader of m-1: nobody is")
+        return await offset_of(self, place, *more, **options)
+
+    async def work(queue):
+        nonlocal led
+        for number in range(2):
+            await queue.put(b"a", partition=number)
+            await queue.start(0, partition=number)
+        async with queue.tracked() as tracker:
+            await queue.until(lambda: tracker.counts.redelivered == 1)
+            assert tracker.partitions == (0,)
+            await queue.start(1)
+            await queue.until(lambda: tracker.open)
+            led = True
+            await queue.until(lambda: tracker.counts.redelivered == 3)
+            await queue.clock.sleep(20)
+            assert (tracker.counts.redelivered, tracker.open) == (3, 0)
+        assert [len(await queue.values(partition=number)) for number in range(2)] == [3, 2]
+
+    monkeypatch.setattr(GroupConsumer, "_offset", offset)
     await on(clock, work, partitions=2)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import OutcomeReporter
@@ -27,7 +27,7 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.agents.kmq.unmarked_records import Ahead, Taken
 from flowshare.client.errors import ClientError
-from flowshare.client.groups.consumer import GroupConsumer, Place
+from flowshare.client.groups.consumer import Bounds, GroupConsumer, Place
 from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
@@ -115,10 +115,12 @@ class KmqFeeder:
             reset=self._reset(),
             committed=options.isolation == READ_COMMITTED,
             settings=GroupSettings(session_timeout=session_s(agent.redeliver_after_s)),
-            on_assigned=lambda generation, bounds: self._ahead.clear(),
+            on_assigned=self._assigned,
         )
         self._tracker = self._own_tracker() if agent.with_tracker or environment.trackers else None
         self._ahead = Ahead()
+        self._generation: Generation | None = None
+        """The generation in which `_ahead` was read."""
         self._topic_id: uuid.UUID | None = None
         self._live: dict[Chunk, int] = {}
         """Chunks -> number of their undecided records."""
@@ -274,6 +276,12 @@ class KmqFeeder:
         await cancelled(task)
         fetching, self._fetching = self._fetching, None
         await cancelled(None if fetching is None else fetching[1])
+
+    def _assigned(self, generation: Generation, bounds: Mapping[Place, Bounds]) -> None:
+        """Drop what was read ahead in an older generation: it is read again from the group's commits."""
+        if generation is not self._generation:
+            self._generation = generation
+            self._ahead.clear()
 
     # --- records in ---------------------------------------------------------------------------------------------
 

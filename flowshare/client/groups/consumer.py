@@ -11,8 +11,10 @@ Reading and membership have separate connections: a broker answers one request a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError, check
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import Request
 
 R = TypeVar("R")
+T = TypeVar("T")
 Place = tuple[str, int]
 """Topic and partition."""
 Reset = Literal["earliest", "latest"] | int
@@ -88,7 +91,8 @@ class GroupConsumer:
 
     reset: see `Reset` (auto.offset.reset). committed: read no open transactions; the caller of `fetch` leaves out
     aborted ones (`FetchedLog.aborted`). on_assigned: called with the start positions when those of a generation are
-    known. on_revoked: awaited before the next generation, see `GroupMember`. generation: None: nothing can be read now.
+    known, and again with those that become known later, as of a partition without a leader. on_revoked: awaited before
+    the next generation, see `GroupMember`. generation: None: nothing can be read now.
     """
 
     def __init__(
@@ -133,6 +137,8 @@ class GroupConsumer:
         self._refusal = ""
         """The last reason why a partition could not be read."""
         self._ready = asyncio.Event()
+        self._began: Generation | None = None
+        """The last generation of which a partition was read."""
         self.generation: Generation | None = None
         """The generation by which the consumer reads; None: none."""
         self.positions: dict[Place, int] = {}
@@ -277,25 +283,61 @@ class GroupConsumer:
         self._finding = asyncio.create_task(self._find(generation), name=f"{self.member.group_id}: positions")
 
     async def _find(self, generation: Generation) -> None:
+        """Find where to begin, and begin with the partitions that answer; each of the others follows when it does."""
+        if self._reset == "latest":
+            await self._repeated(self._learn_sizes)
+        committed = await self._repeated(partial(self._committed_offsets, generation.places))
+        waiting = [
+            asyncio.create_task(
+                self._repeated(partial(self._bounds, place, committed.get(place))),
+                name=f"{self.member.group_id}: where {place[0]}-{place[1]} begins",
+            )
+            for place in generation.places
+        ]
+        try:
+            while True:
+                found = await self._found(waiting)
+                waiting = [task for task in waiting if task not in found]
+                bounds = dict(task.result() for task in found)
+                if self._reset == "latest":
+                    begun = {place: one.position for place, one in bounds.items() if one.begun}
+                    await self._repeated(partial(self._commit_begun, generation, begun))
+                if self.member.generation is not generation or not self._begin_with(generation, bounds) or not waiting:
+                    return
+        finally:
+            await cancelled(*waiting)
+
+    async def _repeated(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what `ask` does, called again, after a pause, until it raises neither OSError nor ClientError."""
         failures = 0
         while True:
             try:
-                if self._reset == "latest":
-                    await self._learn_sizes()
-                bounds = await self._bounds(generation.places)
-                if self.member.generation is generation and self._reset == "latest":
-                    await self.commit(generation, {place: one.position for place, one in bounds.items() if one.begun})
-                break
+                return await ask()
             except (OSError, ClientError) as error:
                 failures += 1
                 logger.warning("group=%s: where to begin is not known, asked again: %s", self.member.group_id, error)
                 await self._clock.sleep(self._link.pause_s(failures))
-        if self.member.generation is not generation:
-            return
-        self.positions = {place: one.position for place, one in bounds.items()}
+
+    async def _found(self, waiting: Sequence[asyncio.Task[T]]) -> list[asyncio.Task[T]]:
+        """Wait `PROBE_S` for all of these tasks, then for the first one; return those that are done, in order."""
+        if not waiting:
+            return []
+        with contextlib.suppress(TimeoutError):
+            await self._clock.wait_for(asyncio.wait(waiting), PROBE_S)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return [task for task in waiting if task.done()]
+
+    def _begin_with(self, generation: Generation, bounds: Mapping[Place, Bounds]) -> bool:
+        """Read these partitions from now on; False if the generation was given up meanwhile."""
+        if self._began is generation and self.generation is not generation:
+            return False
+        if self._began is not generation:
+            self._began, self.positions = generation, {}
+        self.positions.update({place: one.position for place, one in bounds.items()})
         self.generation = generation
         self._told(generation, bounds)
         self._ready.set()
+        return True
 
     async def _let_go(self, generation: Generation) -> None:
         await cancelled(self._finding)
@@ -307,20 +349,30 @@ class GroupConsumer:
             self.generation = None
             self.positions = {}
 
-    async def _bounds(self, places: Sequence[Place]) -> dict[Place, Bounds]:
+    async def _committed_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the committed offsets of these partitions (−1: none), without those that have an error."""
         if not places:
             return {}
         asked = OffsetFetchRequest(group_id=self.member.group_id, partitions=tuple(places), require_stable=True)
         answer = await self._ask(asked)
         check(answer.error, answer.message, f"group {self.member.group_id}: committed offsets")
-        found: dict[Place, Bounds] = {}
-        for part in answer.partitions:
-            place = part.topic, part.partition
-            check(part.error, None, f"group {self.member.group_id}: committed offset of {place[0]}-{place[1]}")
-            end = await self._offset(place, LATEST, committed=self._committed)
-            begun = part.offset < 0
-            found[place] = Bounds(await self._begin(place, end) if begun else part.offset, end, begun)
-        return found
+        if len(places) == 1:
+            (topic, partition), (one,) = places[0], answer.partitions
+            check(one.error, None, f"group {self.member.group_id}: committed offset of {topic}-{partition}")
+        return {(one.topic, one.partition): one.offset for one in answer.partitions if one.error is ErrorCode.NONE}
+
+    async def _bounds(self, place: Place, committed: int | None) -> tuple[Place, Bounds]:
+        """Return the offsets of an assigned partition. committed: as of `_committed_offsets`; None: to be asked for."""
+        if committed is None:
+            committed = (await self._committed_offsets((place,)))[place]
+        end = await self._offset(place, LATEST, committed=self._committed)
+        begun = committed < 0
+        return place, Bounds(await self._begin(place, end) if begun else committed, end, begun)
+
+    async def _commit_begun(self, generation: Generation, positions: Mapping[Place, int]) -> None:
+        """Commit where partitions without a commit begin, unless the generation is over."""
+        if self.member.generation is generation:
+            await self.commit(generation, positions)
 
     async def _learn_sizes(self) -> None:
         """Find the number of partitions of the topics when the group began: from its offsets' metadata, else from the

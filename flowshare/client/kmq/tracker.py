@@ -113,6 +113,8 @@ class QueueTracker:
             settings=settings,
         )
         self._partitions: dict[int, _Partition] = {}
+        self._generation: Generation | None = None
+        """The generation by which the tracker got its last partitions."""
         self._undelivering = 0
         self._committed_s = clock.monotonic()
         self._past = TrackerCounts()
@@ -181,11 +183,11 @@ class QueueTracker:
     # --- generations --------------------------------------------------------------------------------------------
 
     def _assigned(self, generation: Generation, bounds: Mapping[Place, Bounds]) -> None:
-        self._partitions = {
-            place[1]: _Partition(PartitionTracker(place[1], one.position, one.end, self._quiet_ms))
-            for place, one in bounds.items()
-        }
-        self._beyond.clear()
+        if generation is not self._generation:
+            self._generation, self._partitions = generation, {}
+            self._beyond.clear()
+        for (_, number), one in bounds.items():
+            self._partitions[number] = _Partition(PartitionTracker(number, one.position, one.end, self._quiet_ms))
         logger.info("queue=%s: tracks partitions %s", self._rules.queue, list(self.partitions))
 
     async def _let_go(self, generation: Generation) -> None:
