@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowshare.fleet.state.reading import Follower
 from flowshare.log.base import OffsetOutOfRange
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from tests.fleet.slots import TOPIC, on_virtual_time
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.log.faulty import PairKafka
+from tests.fleet.slots import TOPIC, Fleet, on_virtual_time
 
 
 def follower(position=0):
@@ -62,6 +67,35 @@ def test_a_slot_that_cannot_be_read_does_not_keep_the_others_from_it():
         assert isinstance(error, OffsetOutOfRange)
 
     on_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("trouble", ["dead", "slow"])
+def test_a_broker_that_does_not_answer_keeps_no_slot_of_another_from_being_followed(trouble):
+    async def scenario(clock):
+        async with PairKafka(clock) as kafka:
+            await kafka.storage.create_topic(TOPIC, partitions=2, internal=True)
+            cluster = kafka.cluster()
+            await cluster.start()
+            fleet = Fleet(clock, kafka, cluster)
+            first = fleet.process("a")
+            for number in range(2):
+                await first.slot(number)
+            await clock.sleep(1)
+
+            if trouble == "dead":
+                await kafka.kill(2)
+            kafka.slow.add(2)
+            await clock.sleep(1)
+            await fleet.process("b").slot(0)
+            await clock.sleep(1)
+
+            assert len(first.lost) == 1
+            kafka.slow.clear()
+            for process in fleet.processes:
+                await process.close()
+            await cluster.close()
+
+    run(scenario(LoopTimeClock()))
 
 
 def test_following_goes_on_after_a_fault_and_after_a_follower_that_fails(caplog):

@@ -300,7 +300,8 @@ PAUSE_S: Final = 0.1
 """Pause, in s, while no slot is to be followed."""
 PAUSE_MAX_S: Final = 5.0
 APART_S: Final = 0.05
-"""Least time, in s, between two fetches: each goes over all slots, and ends with the first record in any."""
+"""Least time, in s, between two fetches at a broker: each goes over its slots, and ends with the first record in
+any."""
 
 
 class Follower(NamedTuple):
@@ -316,22 +317,20 @@ class Follower(NamedTuple):
 
 
 class SlotTails:
-    """Follows the slots of one process. `kafka`: a connection to the cluster that no other request waits on."""
+    """Follows the slots of one process, with one fetch at each broker that leads some: a broker that stands still holds
+    up no other's slots. `kafka`: a connection to the cluster that no other request waits on."""
 
     def __init__(self, kafka: Any, *, topic: str, clock: Clock) -> None:
         self._kafka = kafka
         self._topic = topic
         self._clock = clock
         self._followers: dict[int, Follower] = {}
-        self._some = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def follow(self, slot: int, follower: Follower) -> None:
         """Follow a slot from now on; one follower per slot."""
         self._followers[slot] = follower
-        self._some.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"tails of {self._topic}")
+        self._spread()
 
     def unfollow(self, slot: int) -> None:
         """Follow a slot no more."""
@@ -339,16 +338,21 @@ class SlotTails:
 
     async def close(self) -> None:
         """Stop."""
-        task, self._task = self._task, None
-        await cancelled(task)
+        await cancelled(*self._tasks.values())
 
-    async def _run(self) -> None:
+    def _leader(self, slot: int) -> int:
+        return int(self._kafka.cluster.topology.leader(self._topic, slot))
+
+    def _spread(self) -> None:
+        """Begin to follow at brokers that have become leaders."""
+        for node in {self._leader(slot) for slot in self._followers}:
+            if node not in self._tasks or self._tasks[node].done():
+                self._tasks[node] = asyncio.create_task(self._run(node), name=f"tails of {self._topic} at {node}")
+
+    async def _run(self, node: int) -> None:
+        """Follow the slots that a broker leads (NOBODY: those whose leader is not known) while there are any."""
         failures = 0
-        while True:
-            if not self._followers:
-                self._some.clear()
-                await self._some.wait()
-            asked = dict(self._followers)
+        while asked := {slot: one for slot, one in self._followers.items() if self._leader(slot) == node}:
             positions = {slot: one.position() for slot, one in asked.items()}
             parts = tuple(
                 FetchPartition(self._topic, slot, position, PART_BYTES)
@@ -367,12 +371,13 @@ class SlotTails:
             except Exception:
                 logger.exception("following the slots of %s failed unexpectedly", self._topic)
                 passed = False
+            self._spread()
             failures = 0 if passed else failures + 1
             pause_s = backoff_s(failures, 2 * PAUSE_S, PAUSE_MAX_S)
             await self._clock.sleep(max(pause_s, asked_s + APART_S - self._clock.monotonic()))
 
     async def _follow(self, asked: Mapping[int, Follower], parts: tuple[FetchPartition, ...]) -> bool:
-        """Send one fetch for all slots; return True if it succeeded. Raises OSError, ClientError."""
+        """Send one fetch for these slots; return True if it succeeded. Raises OSError, ClientError."""
         answer = await self._kafka.send(FetchRequest(partitions=parts, max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES))
         check(answer.error, answer.message, f"following {self._topic}")
         passed = True
