@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -759,4 +760,20 @@ async def test_a_replayed_record_that_an_operator_rejects_counts_as_settled(firs
 
         assert (await ask(w)).keys == ()
         await w.die()
+        assert (await ask(w)).keys == ()
+
+
+async def test_what_an_operator_rejects_lets_its_key_go_on_though_the_first_write_failed() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "ab")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun, ("a", 0, 0)))
+        await m.fetch(at, heads=500)
+        with patch.object(w.storage, "write", side_effect=StorageError("the disk is full")):
+            request = ShareInterveneRequest(group_id="g", topic="t", partition=0, act="reject", ranges=((2, 2),))
+            assert (await w.admin.send(request)).error is ErrorCode.KAFKA_STORAGE_ERROR
+
+        await w.clock.advance(60)
+        await w.die()
+
         assert (await ask(w)).keys == ()

@@ -15,6 +15,7 @@ from flowshare.protocol.messages import (
     HeldRanges,
     IncrementalAlterConfigsRequest,
     SettleOutput,
+    ShareInterveneRequest,
     ShareResumeRequest,
     ShareSettleRequest,
 )
@@ -345,6 +346,44 @@ async def test_with_an_order_the_next_of_a_key_stays_when_the_settle_before_it_i
         assert (await settled(m, at, [meant(0)], output(out, "b"))).error is ErrorCode.NONE
         assert ranges(await m.fetch()) == [(1, 1, 1)]
         assert await there(w) == ["b"]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one write", "behind it"])
+async def test_with_an_order_what_an_operator_rejects_stays_so_when_a_settle_before_it_is_refused(
+    monkeypatch, together: bool
+):
+    async with world(configs=BY_KEY) as w:
+        out, at, m = await ordered(w)
+        written, begun = asyncio.Event(), asyncio.Event()
+        under_way = list[asyncio.Future[object]]()
+
+        async def refusing(outputs, writes):
+            begun.set()
+            await written.wait()
+            raise OutputRefused({0: RecordsTooLarge("the topic takes less by now")})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(w.storage, "settle", refusing)
+            if together:
+                await w.produce(keyed("c"))
+                patch.setattr(w.storage, "before_write", written.wait)
+                under_way.append(asyncio.ensure_future(m.fetch()))
+                await settle()
+            settling = asyncio.ensure_future(settled(m, at, [meant(0)], output(out, "a")))
+            await settle()
+            assert begun.is_set() is not together
+            act = ShareInterveneRequest(group_id="g", topic="t", partition=0, act="reject", ranges=((2, 2),))
+            rejecting = asyncio.ensure_future(w.admin.send(act))
+            await settle()
+            written.set()
+            answer, rejected, *_ = await asyncio.gather(settling, rejecting, *under_way)
+
+        assert [one.error for one in answer.outputs] == [ErrorCode.MESSAGE_TOO_LARGE]
+        assert (rejected.error, rejected.found[0].done) == (ErrorCode.NONE, 1)
+        await w.die()
+        m = w.member("m2")
+        await m.fetch(at)
+        assert (2, 2, "ARCHIVED", 1) in state_of(w, at)[1]
 
 
 async def test_a_member_that_comes_back_hears_what_it_holds_when_its_settle_is_decided():

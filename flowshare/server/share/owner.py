@@ -431,7 +431,7 @@ class PartitionOwner:
                 [change for run in ended for change in self.parked.parking.settled(run.first, run.last)]
             )
             self._set_limits()
-        durable = self._writer.add(done.update, beside=beside)
+        durable = self._writer.add(done.update, beside=beside, stays=True)
         self._alarm.ring()
         self.waiting.nudge()
         await durable

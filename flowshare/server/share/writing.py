@@ -1,8 +1,8 @@
 """Decided steps of one share-partition on their way into the store: queued, written together, then settled.
 
 One write at a time, each with all queued steps. A step with a decision is committed when its write is durable and
-aborted when the write failed. A step without a decision is applied already and stays so: after a failed write the whole
-state is written again, after a back-off or with the next step, whichever is first.
+aborted when the write failed. A step that stays is applied already, whatever becomes of its write: after a failed write
+the whole state is written again, after a back-off or with the next step, whichever is first.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ LOST: Final = "the records were lost with the log's end while they were being ac
 
 
 class Step(NamedTuple):
-    """A step that waits to be written. Without a decision the step is applied already and stays so.
+    """A step that waits to be written.
 
-    beside: writes in the same piece. done: called when the step is durable. outputs: of the settled records, written in
-    one step with it or not at all.
+    settled: for who waits for the step. beside: writes in the same piece. done: called when the step is durable.
+    outputs: of the settled records, written in one step with it or not at all. stays: True if the step is applied
+    already and stays so if it cannot be written; its `beside` is written again, too.
     """
 
     update: PartitionUpdate | None
@@ -52,6 +53,7 @@ class Step(NamedTuple):
     beside: Sequence[Write] = ()
     done: Callable[[], object] | None = None
     outputs: Sequence[CheckedOutput] = ()
+    stays: bool = False
 
     def succeed(self) -> None:
         """End the step as durable."""
@@ -135,18 +137,19 @@ class StateWriter:
         beside: Sequence[Write] = (),
         done: Callable[[], object] | None = None,
         outputs: Sequence[CheckedOutput] = (),
+        stays: bool = False,
     ) -> asyncio.Future[None]:
         """Queue a step; the future is done when the step is durable and raises StorageError when it could not be
         written, OutputRefused when some of its outputs are refused.
 
         beside, outputs: further writes, made in one piece with it or not at all. done: called just after the decision
-        is committed.
+        is committed. stays: the step is applied already; if it cannot be written now, it is written later.
         """
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if decision is not None:
             self._undecided.add(settled)
             settled.add_done_callback(self._undecided.discard)
-        step = Step(update, decision, settled, batches, beside, done, outputs)
+        step = Step(update, decision, settled, batches, beside, done, outputs, stays)
         if outputs and self._apart is not None:
             self._apart.begin(step)
         else:
@@ -156,7 +159,7 @@ class StateWriter:
     def keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         """Queue a step that is applied and that nobody waits for; `update` and `beside` are written until they are
         durable."""
-        self._queue.append(Step(update, None, None, (), beside))
+        self._queue.append(Step(update, None, None, (), beside, stays=True))
 
     def cut(self, end: int, update: PartitionUpdate) -> None:
         """Adjust queued steps to a log cut at `end`, which has changed the state by `update`; the next write has the
@@ -232,10 +235,10 @@ class StateWriter:
             self._fail([step], OutputRefused(places))
         if len(left) < len(steps) and self._partition.ordered:
             # Later steps of a chain are settled in order, and the next of a key is handed out after it, or not at all.
-            behind, self._queue = self._queue, [step for step in self._queue if step.settled is None]
-            waited_for = [step for step in (*left, *behind) if step.settled is not None]
-            self._fail(waited_for, StorageError(BEFORE_REFUSED))
-            return [step for step in left if step.settled is None]
+            behind, self._queue = self._queue, [step for step in self._queue if step.stays]
+            undone = [step for step in (*left, *behind) if not step.stays]
+            self._fail(undone, StorageError(BEFORE_REFUSED))
+            return [step for step in left if step.stays]
         return left
 
     def _settle(self, step: Step) -> None:
@@ -289,7 +292,7 @@ class StateWriter:
             behind, self._queue = self._queue, []
             steps = [*steps, *behind]
         self._fail(steps, error)
-        self._owed.update(write for step in steps if step.settled is None for write in step.beside)
+        self._owed.update(write for step in steps if step.stays for write in step.beside)
         if closing:
             self.retry_at_ms = None
             return
