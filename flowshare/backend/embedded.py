@@ -197,22 +197,23 @@ class EmbeddedBackend(Backend):
         await self._unregister()
         task, self._task = self._task, None
         await cancelled(task)
+        known, self._known = self._known, asyncio.Event()
+        known.set()  # for those who wait for a leader
         watched, self._watched = self._watched, None
         if watched is not None:
             await watched.close()
         await self._end_lead()
         self._let_go_of_folder()
-        self._known, self.bootstrap, self._error, self._holder = asyncio.Event(), None, None, None
-        self._lost = None
+        self.bootstrap, self._error, self._holder, self._lost = None, None, None, None
 
     async def connect(self, client_id: str) -> Connection:
         """Open a connection to the leader, this process or another; waits for a leader, so the caller bounds the wait.
 
         Raises: BackendError before `start` and after `close`; OSError while there is no leader: callers try again.
         """
-        if self._task is None:
-            raise BackendError("the embedded backend is not open")
+        self._check_open()
         await self._known.wait()
+        self._check_open()
         if self._lost is not None:
             raise ConnectionError(str(self._lost))
         if self._led is not None:
@@ -222,6 +223,10 @@ class EmbeddedBackend(Backend):
         if self.bootstrap is None:
             raise ConnectionError(f"{self.path}: nobody leads it at the moment")
         return await self._open(self.bootstrap, client_id, self._security)
+
+    def _check_open(self) -> None:
+        if self._task is None:
+            raise BackendError("the embedded backend is not open")
 
     async def set_address(self, address: str, supervisor: str = "") -> None:
         """Make this worker known in the path, where `flowshare inflight` finds it. Raises: OSError."""
