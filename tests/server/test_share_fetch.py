@@ -11,6 +11,7 @@ import pytest
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteRecordsRequest, DeleteTopicRequest, TopicPartition
+from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.fetch import LOAD_PATIENCE_S
 from flowshare.testing.clock import settle
 from tests.server.world import accept, batch, parked, ranges, release, world
@@ -537,6 +538,23 @@ async def test_a_share_partition_that_cannot_be_loaded_keeps_nobody_from_the_oth
             waiting = await parked(m.fetch(max_wait_ms=500))
             await w.produce(1)
             assert offsets_of(await waiting, 0) == [(2, 2)]
+
+
+async def test_a_share_partition_whose_load_does_not_end_is_laid_down_at_once() -> None:
+    async with world() as w:
+        at = await w.log(1)
+        m = w.member("m1")
+        partitions = w.server.share.partitions
+        with slow_to_load(w, 0):
+            first = await parked(m.fetch(at, max_wait_ms=60_000))
+            laid_down = asyncio.ensure_future(partitions.lay_down(lambda _: True))
+            await settle()
+            assert laid_down.done()
+            (told,) = (await first).partitions
+            assert not partitions.served(ShareKey("g", *at))
+
+        assert told.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert ranges(await m.fetch(max_wait_ms=500)) == [(0, 0, 1)]
 
 
 async def test_a_fetch_waits_for_a_load_up_to_its_wait_limit_and_is_told_how_it_ended() -> None:

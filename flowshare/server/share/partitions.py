@@ -116,6 +116,9 @@ class Partitions:
             owner = self._owners.get(key)
             if owner is not None:
                 owner.lay_down()
+            load = self._loading.get(key)
+            if load is not None:  # a load may wait for brokers that do not answer
+                load.cancel()
         await self.forget(mine)
         await self.settled(held)
 
@@ -136,7 +139,7 @@ class Partitions:
     async def open(self, key: ShareKey) -> PartitionOwner:
         """Return the owner of a share-partition, loaded if need be.
 
-        Raises: UnknownTopicId, UnknownTopicOrPartition, StateCorrupt, LogError
+        Raises: UnknownTopicId, UnknownTopicOrPartition, StateCorrupt, NotLed, LogError
         """
         owner = self.get(key)
         if owner is not None:
@@ -155,8 +158,14 @@ class Partitions:
             self._loading[key] = task
             self._loading_from[key] = self._clock.monotonic()
             task.add_done_callback(lambda done: self._loaded(key, done))
-        # Shielded: others wait for the same load, and the first caller may go away.
-        return await asyncio.shield(task)
+        try:
+            # Shielded: others wait for the same load, and the first caller may go away.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise NotLed(f"share-partition {key} was given to another server while it was loaded") from None
+            raise
 
     def check_led(self, key: ShareKey) -> None:
         """Check that this server leads the share-partition. Raises: NotLed."""
