@@ -19,6 +19,11 @@ from tests.server.world import accept, batch, parked, ranges, release, world
 pytestmark = pytest.mark.asyncio
 
 
+def offsets_of(answer, number: int) -> list[tuple[int, int]]:
+    """Acquired offsets of one of an answer's partitions."""
+    return [(one.first, one.last) for part in answer.partitions if part.partition == number for one in part.acquired]
+
+
 async def test_produced_records_are_acquired_and_accepted() -> None:
     async with world() as w:
         at = await w.log(10)
@@ -341,6 +346,30 @@ async def test_min_bytes_are_waited_for() -> None:
         assert ranges(await task) == [(0, 1, 1)]
 
 
+async def test_who_waits_for_more_bytes_keeps_what_is_there_from_nobody_behind() -> None:
+    async with world() as w:
+        at = await w.log(1)
+        await w.member("m0").fetch(at)
+        large = [await parked(w.member(f"l{n}").fetch(at, max_wait_ms=1000, min_bytes=2000)) for n in range(3)]
+        small = await parked(w.member("m1").fetch(at, max_wait_ms=1000))
+        behind = await parked(w.member("m2").fetch(at, max_wait_ms=1000))
+
+        await w.produce(1)
+        assert ranges(await small) == [(1, 1, 1)]
+        await w.produce(batch(1, size=500))
+        assert ranges(await behind) == [(2, 2, 1)]
+
+        await w.produce(batch(1, size=500))
+        await settle()
+        assert not any(one.done() for one in large)
+        await w.produce(batch(1, size=1500))
+        await settle()
+        assert [one.done() for one in large].count(True) == 1
+        await w.clock.advance(1)
+        answers = await asyncio.gather(*large)
+        assert [one for answer in answers for one in offsets_of(answer, 0)] == [(3, 4)]
+
+
 async def test_min_bytes_are_not_waited_for_beyond_the_wait_limit() -> None:
     async with world() as w:
         at = await w.log(batch(1, size=1000))
@@ -517,11 +546,6 @@ def slow_to_load(w, number: int, error: Exception | None = None):
 
 
 NO_LEADER = StorageError("its log has no leader")
-
-
-def offsets_of(answer, number: int) -> list[tuple[int, int]]:
-    """Acquired offsets of one of an answer's partitions."""
-    return [(one.first, one.last) for part in answer.partitions if part.partition == number for one in part.acquired]
 
 
 async def test_a_share_partition_that_cannot_be_loaded_keeps_nobody_from_the_others() -> None:

@@ -136,10 +136,11 @@ class WaitQueue:
         )
         return sum(itertools.islice(found, most))
 
-    def wake_by(self, place: Callable[[str], Any]) -> None:
-        """Wake the fetch whose member has the lowest place, among equals the longest waiting."""
-        if self._waiters:
-            self._wake(min(self._waiters, key=lambda waiting: place(self._waiters[waiting].member_id)))
+    def wake_by(self, place: Callable[[str], Any], but: Container[Waiter] = ()) -> None:
+        """Wake the fetch whose member has the lowest place, among equals the longest waiting; none of `but`."""
+        left = [waiter for waiter in self._waiters if waiter not in but]
+        if left:
+            self._wake(min(left, key=lambda waiting: place(self._waiters[waiting].member_id)))
 
     def wake_poor(self, held: Container[str], count: int, *, apart: bool = False) -> None:
         """Wake the `count` longest waiting poor fetches, or without any the longest waiting fetch.
@@ -162,9 +163,9 @@ class WaitQueue:
             return line
         return sorted(line, key=lambda item: item[0].at not in (None, self))
 
-    def wake_some(self, count: int) -> None:
-        """Wake the `count` longest waiting fetches; they leave the line."""
-        for waiter in tuple(itertools.islice(self._waiters, count)):
+    def wake_some(self, count: int, but: Container[Waiter] = ()) -> None:
+        """Wake the `count` longest waiting fetches, none of `but`; they leave the line."""
+        for waiter in tuple(itertools.islice((waiter for waiter in self._waiters if waiter not in but), count)):
             self._wake(waiter)
 
     def wake_all(self) -> None:

@@ -306,7 +306,11 @@ class _Visit:
         for owner in self._owners.values():
             owner.waiting.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         ready = self._ready(found)
-        if not ready or not await self._enough_bytes(ready):
+        if not ready:
+            return found
+        if not await self._enough_bytes(ready):
+            for _, owner in ready:
+                owner.waiting.pass_on(self._waiter)
             return found
         wanted = min(self._request.max_bytes, answers.FETCH_BYTES_MAX)
         given = self._space.reserve(wanted)

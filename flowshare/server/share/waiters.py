@@ -87,6 +87,8 @@ class Waiters:
         self._clock = clock
         self._alarm = alarm
         self._closed = False
+        self._passed: set[Waiter] = set()
+        """Fetches that wait for more bytes than they found since the last nudge."""
         self.queue = WaitQueue()
         self.quota: Quota | None = None
 
@@ -122,13 +124,20 @@ class Waiters:
     def leave(self, waiter: Waiter, member_id: str) -> None:
         """Take a waiter out of the line."""
         self.queue.leave(waiter)
+        self._passed.discard(waiter)
         self._partition.allowance.leave(member_id, self._clock.steady_ms())
 
     def nudge(self) -> None:
         """Wake the fetch to be served first, if there are records for it; called when some may have become free."""
+        self._passed.clear()
         self.look()
         if self.quota is not None:
             self.quota.pass_on()
+
+    def pass_on(self, waiter: Waiter) -> None:
+        """Wake the next fetch: this one looked, and waits for more bytes. Ends when all have looked."""
+        self._passed.add(waiter)
+        self.look()
 
     def look(self) -> None:
         """Do `nudge` for this share-partition alone."""
@@ -147,13 +156,13 @@ class Waiters:
             return
         place = self._partition.first_served(self._clock.steady_ms())
         if self._partition.choosy:
-            self.queue.wake_some(CHOOSY_WAKES)
+            self.queue.wake_some(CHOOSY_WAKES, self._passed)
         elif place is not None:
-            self.queue.wake_by(place)
+            self.queue.wake_by(place, self._passed)
         elif self._parked is not None:
             self.queue.wake_poor(self._partition.holders, self._partition.available_count, apart=bool(self._parked))
         else:
-            self.queue.wake_some(1)
+            self.queue.wake_some(1, self._passed)
 
     def turned_away(self) -> None:
         """Look again later, as limits leave nothing for a member now: when the group, or a member served before, leaves
