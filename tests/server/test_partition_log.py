@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +11,10 @@ from flowshare.log.base import OffsetOutOfRange
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.protocol.batches import decode
 from flowshare.protocol.messages import TopicPartition
-from flowshare.server.share.partition_log import PartitionLog
+from flowshare.server.share.partition_log import REST_S, LogGuard, PartitionLog
 from flowshare.share.config import ServerConfig
 from flowshare.share.types import LogBatch
+from flowshare.testing.clock import ManualClock
 from tests.log.contract import FixedClock, batch
 from tests.log.producer_contract import in_transaction
 from tests.protocol.test_batches import patch
@@ -99,3 +101,42 @@ async def test_a_batch_that_lies_about_its_records_costs_no_memory_and_is_got_pa
         assert sum("is handed out in parts" in text for text in caplog.messages) == 1
         if last < said:
             assert ranges(await m.fetch())[0][:2] == (said, said)
+
+
+class CutLog:
+    """A log that is cut when told so; it counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.end = 100
+        self.asked = 0
+
+    async def divergence(self, topic, partition, epoch) -> tuple[int, int]:
+        """Where the epochs part."""
+        self.asked += 1
+        return epoch, self.end
+
+
+@pytest.mark.parametrize("told", ["a cut", "an epoch"])
+async def test_what_is_told_of_a_cut_while_an_odd_offset_is_rested_on_is_looked_into(told: str) -> None:
+    clock, kafka, cuts = ManualClock(), CutLog(), list[int]()
+    guard = LogGuard(
+        kafka,
+        log=SimpleNamespace(topic="t", partition=0),
+        partition=SimpleNamespace(end_offset=100, log_epoch=3),
+        clock=clock,
+        on_cut=lambda end, _: cuts.append(end),
+        on_doubt=lambda: None,
+        on_sure=lambda: None,
+    )
+    guard.out_of_range()
+    await clock.advance(REST_S / 2)
+    assert not guard.sure
+    kafka.end = 90
+    if told == "a cut":
+        guard.cut(90)
+    else:
+        assert not guard.trusts(4)
+
+    await clock.advance(2 * REST_S)
+
+    assert (guard.sure, cuts, kafka.asked) == (True, [90], 2)

@@ -302,9 +302,11 @@ class LogGuard:
             end = end if self._told is None else min(end, self._told)
             if end < partition.end_offset:
                 self._on_cut(end, epoch)
-            elif self._strange:
-                await self._clock.sleep(REST_S)
-            break
+                break
+            if not self._strange:
+                break
+            await self._clock.sleep(REST_S)
+            self._strange = False  # and asked once more: something may have been told meanwhile
         # The acquired records are a part of the log that has the seen epoch. The share-partition learns the epoch with
         # the next acquired records, because it is stored with those.
         self._verified = self._seen
