@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,6 +58,8 @@ class WorkersBackend(KafkaBackend):
         self._secured = FleetSecurity.of(broker)
         self._workers: Cluster | None = None
         self._listener: Listener | None = None
+        self._ending: asyncio.Task[None] | None = None
+        """Task that closes the backend, while it runs."""
         self.bootstrap: str | None = None
         """`host:port` where share clients reach this worker; None for one that does not lead."""
         self.fleet = self._place.fleet
@@ -78,19 +81,31 @@ class WorkersBackend(KafkaBackend):
         await (self._lead(cluster) if self._place.lead else self._find())
 
     async def close(self) -> None:
-        """Leave the fleet in order; harmless when it is not open."""
+        """Leave the fleet in order, to the end even if the caller is cancelled; harmless when it is not open. A second
+        caller waits for the same end."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name=f"leave the fleet {self.fleet}")
+        ending = self._ending
+        try:
+            await asyncio.shield(ending)
+        finally:
+            if ending.done():
+                self._ending = None
+
+    async def _end(self) -> None:
         worker, self.worker = self.worker, None
         listener, self._listener = self._listener, None
         workers, self._workers = self._workers, None
-        if worker is not None:
-            await worker.leave()
-        if listener is not None:
-            await listener.close()
-        if worker is not None:
-            await worker.close()
-        if workers is not None:
-            await workers.close()
-        await super().close()
+        async with AsyncExitStack() as rest:  # the last one first, each whatever becomes of the others
+            rest.push_async_callback(super().close)
+            if workers is not None:
+                rest.push_async_callback(workers.close)
+            if worker is not None:
+                rest.push_async_callback(worker.close)
+            if listener is not None:
+                rest.push_async_callback(listener.close)
+            if worker is not None:
+                await worker.leave()
 
     async def _lead(self, cluster: Cluster) -> None:
         from flowshare.fleet.worker import FleetWorker
