@@ -181,13 +181,15 @@ class Standalone:
                 server.prepare_close()
             if listener is not None:
                 await listener.close()
-            if storage is not None:
-                storage.prepare_close()
-            if server is not None:
-                await server.close()
         finally:
             if storage is not None:
-                await storage.close()
+                storage.prepare_close()
+            try:
+                if server is not None:
+                    await server.close()
+            finally:
+                if storage is not None:
+                    await storage.close()
 
     async def _start(self) -> None:
         from flowshare.log.embedded import EmbeddedStorage
@@ -208,7 +210,7 @@ class Standalone:
         else:
             storage = await EmbeddedStorage.open(options.data, clock=self._clock)
         self._storage = storage
-        server = Server(
+        server = self._server = Server(
             storage=storage,
             config=self._settings.server,
             clock=self._clock,
@@ -217,7 +219,6 @@ class Standalone:
             transactions=self._settings.transactions,
         )
         await server.start()
-        self._server = server
         told = options.advertise or options.listen
         listener = Listener(
             server,
