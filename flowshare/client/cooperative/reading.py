@@ -1,17 +1,19 @@
 """`LogReader`: reads what a member of a cooperative group holds something of, and gives it to the scans.
 
-One fetch goes on at a time, over all partitions that have room for more. What it brought is taken apart by `scan_log`:
-all records with the hashes of their keys, and up to where.
+One fetch goes on at a time, over all partitions that have room for more. One that could not be read is asked for alone,
+beside it, until it answers. What a fetch brought is taken apart by `scan_log`: all records with the hashes of their
+keys, and up to where.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.cooperative.scan import KeyScan
-from flowshare.client.errors import ClientError, ServerError, check
+from flowshare.client.errors import ClientError, NotConnected, ServerError, check
 from flowshare.cooperative.ranges import Pair, holes
 from flowshare.protocol.aborted import AbortedBatches
 from flowshare.protocol.decoding import NOTHING, PADDING, SIZE_MAX, LastBatch, RawRecord, with_unreadable
@@ -20,6 +22,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import OFFSET_MAX, DecodeError, frames
 from flowshare.protocol.key_hash import slot_hash_of
 from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, ListOffsetsRequest
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,29 +64,81 @@ class LogReader:
         self._settings = settings
         self._clock = clock
         self._fetch_bytes = fetch_bytes
+        self._alone: dict[Place, asyncio.Task[None]] = {}
+        """The tasks that ask for partitions that could not be read."""
 
     async def read_loop(self) -> None:
         """Read whatever has room for more."""
+        try:
+            await self._read_on()
+        finally:
+            alone, self._alone = self._alone, {}
+            await cancelled(*alone.values())
+
+    async def _read_on(self) -> None:
         failures = 0
         while True:
             self._partitions.to_read.clear()
             asked = {
-                one.place: FetchPartition(*one.place, at, self._fetch_bytes(one), only=one.scan.only)
+                one.place: self._part(one, at)
                 for one in self._partitions
-                if (at := one.scan.position()) is not None
+                if one.place not in self._alone and (at := one.scan.position()) is not None
             }
             if not asked:
                 await self._partitions.to_read.wait()
                 continue
-            left_out = any(one.scan.pieces and one.place not in asked for one in self._partitions)
+            left_out = any(
+                one.scan.pieces and one.place not in asked and one.place not in self._alone for one in self._partitions
+            )
             try:
-                await self._read(asked, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
-                failures = 0
-                self._partitions.works("reading")
+                refused = await self._read(asked, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
             except (OSError, ClientError) as error:
-                failures += 1
                 self._partitions.fails("reading", error)
+                if isinstance(error, NotConnected) and self._link.current is not None:  # no leader of them is reached
+                    for place in asked:
+                        self._read_alone(place)
+                    continue
+                failures += 1
                 await self._clock.sleep(self._link.pause_s(failures))
+                continue
+            failures = 0
+            self._partitions.works("reading")
+            for place, refusal in refused.items():
+                self._partitions.fails(_reading(place), refusal)
+                self._read_alone(place)
+
+    def _part(self, partition: Partition, at: int) -> FetchPartition:
+        return FetchPartition(*partition.place, at, self._fetch_bytes(partition), only=partition.scan.only)
+
+    def _read_alone(self, place: Place) -> None:
+        """Leave a partition out until it answers: one without a leader would hold up all others."""
+        partition = self._partitions.get(place)
+        if partition is not None and place not in self._alone:
+            reading = self._until_read(partition)
+            self._alone[place] = asyncio.create_task(reading, name=f"{self._group_id}: {_reading(place)}")
+
+    async def _until_read(self, partition: Partition) -> None:
+        """Ask for a partition alone until it answers, or is not to be read any more."""
+        place, failures = partition.place, 1
+        try:
+            while True:
+                await self._clock.sleep(self._link.pause_s(failures))
+                at = partition.scan.position()
+                if at is None or self._partitions.get(place) is not partition:
+                    return
+                try:
+                    refusal = (await self._read({place: self._part(partition, at)}, 0.0)).get(place)
+                except (OSError, ClientError) as error:
+                    refusal = error
+                if refusal is None:
+                    self._partitions.works("reading")
+                    return
+                failures += 1
+                self._partitions.fails(_reading(place), refusal)
+        finally:
+            self._alone.pop(place, None)
+            self._partitions.works(_reading(place))
+            self._partitions.to_read.set()
 
     async def look_back_loop(self) -> None:
         """See whether a stable offset stands still at what compaction took (`KeyScan.look_back`)."""
@@ -97,8 +152,8 @@ class LogReader:
                 if times.bit_count() == 1 and isinstance(scan, KeyScan) and scan.look_back():
                     self._partitions.to_read.set()
 
-    async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> None:
-        """One fetch. Raises: ServerError, OSError, ClientError."""
+    async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> dict[Place, OSError | ClientError]:
+        """Fetch once; return why partitions were not read. Raises: ServerError, OSError, ClientError."""
         settings = self._settings
         committed = settings.isolation_level == "read_committed"
         answer = await self._link.send(
@@ -111,7 +166,7 @@ class LogReader:
             wait_s=wait_s,
         )
         check(answer.error, answer.message, f"group {self._group_id}: reading")
-        retried = None
+        refused: dict[Place, OSError | ClientError] = {}
         for log in answer.partitions:
             partition = self._partitions.get((log.topic, log.partition))
             if partition is None:
@@ -120,12 +175,14 @@ class LogReader:
             if log.error is ErrorCode.NONE:
                 take_in(self._partitions, partition, part, log)
             elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                await self._out_of_range(partition, part.offset)
+                try:
+                    await self._out_of_range(partition, part.offset)
+                except (OSError, ClientError) as error:
+                    refused[partition.place] = error
             else:
-                retried = ServerError(log.error, log.message, about=f"reading {partition.text}")
+                refused[partition.place] = ServerError(log.error, log.message, about=_reading(partition.place))
         self._partitions.changed()
-        if retried is not None:
-            raise retried
+        return refused
 
     async def _out_of_range(self, partition: Partition, position: int) -> None:
         topic, number = partition.place
@@ -145,6 +202,10 @@ class LogReader:
             logger.warning("%s begins at %d now: what was not read before it is gone", partition.text, log_start)
             partition.scan.scanned(position, log_start, ())
             self._partitions.to_commit.set()
+
+
+def _reading(place: Place) -> str:
+    return f"reading {place[0]}-{place[1]}"
 
 
 def take_in(partitions: Partitions, partition: Partition, asked: FetchPartition, log: FetchedLog) -> None:

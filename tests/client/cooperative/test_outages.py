@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from flowshare.client.errors import ClientError, NotCommitted
+from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import run
-from tests.client.cooperative.worlds import QUICK, CoopWorld, coop_world
+from tests.client.cooperative.worlds import QUICK, CoopWorld, _Connection, coop_world
 
 BRIEF = replace(QUICK, lease=2.0)
 ALL = {("orders", 0, offset) for offset in range(10)}
@@ -31,6 +33,50 @@ async def back(world: CoopWorld, *, after_s: float) -> None:
     await asyncio.sleep(after_s)
     world.faults.away.clear()
     world.faults.lose_answer = lambda request: False
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_partition_that_cannot_be_read_holds_up_no_other(
+    free: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lost: its leader does not even say where the log begins."""
+    sending, broken = _Connection.send, True
+    code = ErrorCode.OFFSET_OUT_OF_RANGE if lost else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    async def send(self: _Connection, request: Any) -> Any:
+        if broken and isinstance(request, m.ListOffsetsRequest) and request.partition == 1:
+            return m.ListOffsetsResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        answer = await sending(self, request)
+        if not broken or not isinstance(request, m.FetchRequest):
+            return answer
+        logs = [replace(one, error=code, records=b"") if one.partition == 1 else one for one in answer.partitions]
+        return replace(answer, partitions=tuple(logs))
+
+    async def story() -> None:
+        nonlocal broken
+        async with coop_world(partitions=2) as world:
+            consumer: Any = world.consumer(BRIEF, member_id="a", free=free)
+            consumer.subscribe(["orders"])
+            await world.world.producer.send("orders", b"late", partition=1)
+            while "orders-1" not in (consumer.trouble or ""):
+                assert not await consumer.poll(0.1)
+            await world.clock.sleep(3.0)
+            began_s = world.clock.monotonic()
+            for number in range(20):
+                await world.send(1, first=number)
+                [record] = await consumer.poll(10.0)
+                assert record.partition == 0
+                assert consumer.commit(record)
+            assert world.clock.monotonic() - began_s < 1.0
+            broken = False
+            [record] = await consumer.poll(5.0)
+            assert record.value == b"late"
+            assert consumer.trouble is None
+            await consumer.close()
+
+    monkeypatch.setattr(_Connection, "send", send)
+    run(story())
 
 
 @pytest.mark.parametrize("free", [False, True])
