@@ -128,6 +128,10 @@ class ShareSessions:
         """Return the open session of a member; None: none is open."""
         return self._sessions.get((group_id, member_id))
 
+    def has(self, group_id: str) -> bool:
+        """Return True if a group has an open session."""
+        return group_id in self._by_group
+
     def fetch(
         self,
         connection_id: Hashable,

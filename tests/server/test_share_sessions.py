@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from unittest.mock import AsyncMock
 from uuid import uuid4
 
 import pytest
 
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest, TopicPartition
 from flowshare.server.share.acknowledge import merged
 from flowshare.share.config import ServerConfig
-from tests.server.world import accept, parked, ranges, world
+from flowshare.testing.clock import settle
+from tests.server.world import accept, parked, ranges, reject, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -177,3 +181,52 @@ async def test_the_session_of_a_member_that_timed_out_is_closed_and_its_parked_f
         assert (await waiting).partitions == ()
         assert (await m1.acknowledge({at: [accept(0, 9)]})).error is ErrorCode.SHARE_SESSION_NOT_FOUND
         assert ranges(await m2.fetch(at)) == [(0, 9, 2)]
+
+
+async def hangs_up(w, m) -> None:
+    await m.connection.close()
+
+
+async def times_out(w, m) -> None:
+    await w.clock.advance(120)
+
+
+@pytest.mark.parametrize("ends", [hangs_up, times_out])
+@pytest.mark.parametrize("leaves", ["nothing", "held records", "a parked fetch", "records to be dead letters"])
+async def test_what_nobody_reads_any_more_is_dropped_from_memory(ends, leaves: str) -> None:
+    async with world() as w:
+        at, m = await w.held(3, joined=True)
+        if leaves == "records to be dead letters":
+            await w.configure({"errors.deadletterqueue.topic.name": "dlq.t"})
+            w.storage.append, append = AsyncMock(side_effect=StorageError("the disk is full")), w.storage.append
+            await m.acknowledge({at: [reject(0)]})
+        if leaves in ("nothing", "a parked fetch"):
+            await m.acknowledge({at: [accept(0, 2)]})
+        if leaves == "a parked fetch":
+            fetching = await parked(m.fetch(max_wait_ms=500_000))
+
+        await ends(w, m)
+        await settle()
+        if leaves == "records to be dead letters":
+            assert len(w.server.share.partitions.owners("g")) == 1
+            w.storage.append = append
+            await w.clock.advance(60)
+        if leaves == "a parked fetch":
+            await asyncio.gather(fetching, return_exceptions=True)
+
+        assert w.server.share.partitions.owners("g") == []
+
+
+async def test_what_is_read_again_before_it_is_idle_stays_in_memory() -> None:
+    async with world() as w:
+        _, m = await w.held(3)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        await m.connection.close()
+        (owner,) = w.server.share.partitions.owners("g")
+        fetching = asyncio.ensure_future(w.member("m2").fetch(TopicPartition(*owner.key[1:])))
+        await settle()
+        gate.set()
+
+        assert ranges(await fetching) == [(0, 2, 2)]
+        assert w.server.share.partitions.owners("g") == [owner]

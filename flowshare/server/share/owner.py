@@ -77,13 +77,14 @@ class PartitionOwner:
         config: GroupConfig,
         durable_acquire: bool,
         on_archiving: Callable[[PartitionOwner], None],
+        on_idle: Callable[[PartitionOwner], None] = lambda _: None,
         kafka: CuttableLog | None = None,
         opened: OpenedLog | None = None,
         generation: int = 0,
         parked: Mapping[bytes, ParkedKey] | None = None,
     ) -> None:
-        """opened: for a group ordered by key. generation: number of this load, see `Taken.fence`. parked: the parked
-        keys."""
+        """on_idle: called when a write has left it idle. opened: for a group ordered by key. generation: number of this
+        load, see `Taken.fence`. parked: the parked keys."""
         self.key = key
         self.partition = partition
         self.log = log
@@ -100,6 +101,7 @@ class PartitionOwner:
         self._stats = stats
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
+        self._on_idle = on_idle
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
         self._writer = StateWriter(
@@ -603,6 +605,8 @@ class PartitionOwner:
         self.waiting.nudge()
         if durable and self.partition.has_archiving:
             self._on_archiving(self)
+        if self.idle:
+            self._on_idle(self)
 
     def _due_ms(self) -> int | None:
         deadlines = [due for due in (self.partition.next_deadline_ms(), self._writer.retry_at_ms) if due is not None]

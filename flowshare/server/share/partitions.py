@@ -86,6 +86,8 @@ class Partitions:
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._pacing = pacing
         self._quotas = Quotas(clock, self._paced)
+        self._unused: set[PartitionOwner] = set()
+        """Owners without sessions that are dropped as soon as they are idle."""
         self._opened_batches: OpenedBatches[Kept] = OpenedBatches()
         self._closed = False
         self._kafka = kafka
@@ -295,11 +297,22 @@ class Partitions:
         await self._close([owner for key in keys if (owner := self._owners.get(key)) is not None])
 
     def drop_idle(self, group_id: str) -> None:
-        """Drop a group's share-partitions without acquired records, waiting fetches or unwritten updates."""
+        """Drop a group's share-partitions, each as soon as it has no acquired records, waiting fetches or unwritten
+        updates."""
         for owner in self.owners(group_id):
+            self._unused.add(owner)
             if owner.idle:
-                owner.stop()
-                self._remove(owner)
+                self._idle(owner)
+
+    def used(self, group_id: str) -> None:
+        """Keep a group's share-partitions: it has a session again."""
+        if self._unused:
+            self._unused.difference_update(self.owners(group_id))
+
+    def _idle(self, owner: PartitionOwner) -> None:
+        if owner in self._unused:
+            owner.stop()
+            self._remove(owner)
 
     async def forget(self, keys: Iterable[ShareKey]) -> None:
         """Drop share-partitions and forget that they have state."""
@@ -334,6 +347,7 @@ class Partitions:
             del self._owners[owner.key]
             self._renewed.add(owner.key)
             self._duties.dropped(owner.key)
+        self._unused.discard(owner)
         self._quotas.leave(owner)
         at = (owner.log.topic, owner.key.partition)
         same_log = self._by_log.get(at, [])
@@ -389,6 +403,7 @@ class Partitions:
             config=config,
             durable_acquire=self._durable_acquire,
             on_archiving=self._on_archiving,
+            on_idle=self._idle,
             kafka=self._kafka,
             opened=None if order is None else OpenedLog(log, order, self._opened_batches, key),
         )

@@ -86,7 +86,9 @@ class Sessions:
         except ShareSessionLimitReached:
             self.refused += 1
             raise
-        self.opened += epoch == EPOCH_OPEN
+        if epoch == EPOCH_OPEN:
+            self.opened += 1
+            self._partitions.used(turn.session.group_id)
         reason = Ended.SESSION if epoch == 0 else Ended.TIMEOUT
         kept = PARKED_PER_SESSION - 1 if beside and epoch != 0 else 0
         self._end_fetches(turn.session.group_id, turn.session.member_id, reason, kept)
@@ -141,9 +143,12 @@ class Sessions:
         A member that lives all the same would get records beside those that it lost, and its late acknowledgement of a
         lost one would count for the record that it was given anew.
         """
-        if self._cores.close(group_id, member_id) is not None:
+        closed = self._cores.close(group_id, member_id)
+        if closed is not None:
             self.evicted += 1
             self._end_fetches(group_id, member_id, Ended.SESSION)
+            if closed.last_of_group:
+                self._partitions.drop_idle(group_id)
 
     def enter(self, group_id: str, member_id: str) -> Waiter:
         """Begin a fetch; it may wait unless too many do."""
@@ -161,6 +166,8 @@ class Sessions:
         del waiters[waiter]
         if not waiters:
             del self._waiters[group_id, member_id]
+            if not self._cores.has(group_id):
+                self._partitions.drop_idle(group_id)  # until now this fetch stood in their lines
 
     def _end_fetches(self, group_id: str, member_id: str, reason: Ended, kept: int = 0) -> None:
         """End a session's fetches, but for the last `kept`."""
