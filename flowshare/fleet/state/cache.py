@@ -101,7 +101,9 @@ class SlotCache:
         self._task = asyncio.create_task(self._keep(), name="slot cache")
 
     async def load(self, slot: int) -> CachedSlot | None:
-        """Load a slot from the cache; None when the cache has no usable content."""
+        """Load a slot from the cache; None when the cache has no usable content. It is followed no longer: its reader
+        would write behind what is loaded, of a log that is read anew because it was cut."""
+        self._attached.pop(slot, None)
         return await self._run(self._load_blocking, slot)
 
     async def kept(self, slots: int) -> tuple[int, ...]:
