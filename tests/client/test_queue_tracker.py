@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -104,6 +106,33 @@ async def test_a_message_comes_again_to_its_partition_with_its_headers_its_time_
         assert (marker.key.hex(), marker.value.hex()) == ("000000010000000000000000", "00")
 
     await on(clock, work, partitions=2)
+
+
+async def test_messages_that_fall_due_while_the_partitions_are_let_go_of_come_again_once(clock):
+    async def work(queue):
+        offsets = [await queue.put(b"%d" % number) for number in range(30)]
+        for number, offset in enumerate(offsets):
+            await queue.start(offset, after=1_500 + 100 * number)
+        sending = queue.producer.send_nowait
+
+        def send(*record, **options):
+            sent = sending(*record, **options)
+
+            async def confirmed():
+                found = await asyncio.shield(sent)
+                await queue.clock.sleep(0.8)  # a producer that is slow to confirm
+                return found
+
+            return asyncio.ensure_future(confirmed())
+
+        queue.producer.send_nowait = send
+        async with queue.tracked() as tracker:
+            await queue.until(lambda: tracker.counts.redelivered > 4)
+            tracker._consumer.member.rejoin()
+            await queue.until(lambda: tracker.caught_up and not tracker.open)
+        assert Counter(await queue.values()) == {b"%d" % number: 2 for number in range(30)}
+
+    await on(clock, work)
 
 
 async def test_messages_of_a_partition_come_again_while_another_one_has_no_leader(clock, monkeypatch):
@@ -247,7 +276,7 @@ async def test_odd_and_foreign_markers_are_counted_and_hold_up_nothing(clock):
 
 async def test_a_successor_reads_from_the_oldest_open_message_on_and_no_more(clock):
     async def work(queue):
-        for index in range(20):
+        for index in range(30):
             await queue.put(b"%d" % index)
         await queue.start(*range(10), after=60_000)
         await queue.end(*range(8))

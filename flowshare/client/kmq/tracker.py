@@ -114,7 +114,7 @@ class QueueTracker:
         )
         self._partitions: dict[int, _Partition] = {}
         self._generation: Generation | None = None
-        """The generation by which the tracker got its last partitions."""
+        """The generation by which messages are sent; None: nothing new is begun, the partitions are let go of."""
         self._undelivering = 0
         self._committed_s = clock.monotonic()
         self._past = TrackerCounts()
@@ -193,10 +193,9 @@ class QueueTracker:
     async def _let_go(self, generation: Generation) -> None:
         """Give up the partitions. Messages being sent get a moment to finish, so that none is sent twice; then all is
         committed."""
-        parts = self._partitions
+        parts, self._generation = self._partitions, None
         try:
-            for one in parts.values():
-                await cancelled(one.reading)
+            await cancelled(*(one.reading for one in parts.values()))
             sending = [task for one in parts.values() for task in one.sending]
             if sending:
                 await self._clock.wait_for(asyncio.wait(sending), 2.0)
@@ -206,7 +205,7 @@ class QueueTracker:
             self._partitions = {}
             for one in parts.values():
                 self._past.add(one.tracker.counts)
-            await cancelled(*(task for one in parts.values() for task in one.sending))
+            await cancelled(*(task for one in parts.values() for task in (one.reading, *one.sending)))
         await self._commit(generation, parts)
 
     async def _commit(self, generation: Generation, parts: Mapping[int, _Partition]) -> None:
@@ -285,7 +284,7 @@ class QueueTracker:
     # --- sending again ------------------------------------------------------------------------------------------
 
     def _send_due(self) -> None:
-        if not self._consumer.member.sure:
+        if self._generation is None or not self._consumer.member.sure:
             return
         for one in self._partitions.values():
             if one.reading is not None or len(one.sending) >= SENDING_MAX:
