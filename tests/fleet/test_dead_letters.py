@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowshare.protocol.batches import decode_all
-from flowshare.protocol.messages import AckBatch, IncrementalAlterConfigsRequest
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AckBatch, CreateTopicRequest, IncrementalAlterConfigsRequest
 from flowshare.share.types import AcknowledgeType
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -56,5 +59,34 @@ def test_who_named_the_topic_is_known_to_the_coordinator_and_to_all_leaders_whoe
 
             leader = fleet.leader("orders", 0).worker
             assert leader._known_groups.config_of("g").dead_letter_by == ("User:bob", "10.0.0.7")
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (ErrorCode.POLICY_VIOLATION, True),
+        (ErrorCode.INVALID_CONFIG, True),
+        (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, True),
+        (ErrorCode.INVALID_REPLICATION_FACTOR, False),  # until enough brokers are up again
+    ],
+)
+def test_a_topic_that_kafka_refuses_to_make_is_given_up_after_five_tries_unless_that_may_pass(error, final, caplog):
+    async def scenario(clock):
+        async with Fleet(clock) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**EARLIEST, **{"errors.deadletterqueue.topic.name": "dlq.orders"})
+            await fleet.produce("orders", b"1")
+            member = fleet.member("orders")
+            await member.start()
+            _, (fetched,) = await take(member, 1)
+            fleet.kafka.refuse(CreateTopicRequest, error, count=8)
+            acks = {fetched.tp: (AckBatch(0, 0, REJECT),)}
+            await member.acknowledge(acks, generation=fetched.generation)
+            await clock.sleep(30.0)
+
+            assert ("dead letters are given up" in caplog.text) is final
+            assert "by hand" in caplog.text
 
     run(scenario(LoopTimeClock()))

@@ -66,11 +66,21 @@ ERRORS: Final[dict[ErrorCode, type[LogError]]] = {
     ErrorCode.TOPIC_ALREADY_EXISTS: TopicExists,
     ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopic,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: LogError,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: LogError,
+    ErrorCode.POLICY_VIOLATION: LogError,
+    ErrorCode.INVALID_CONFIG: LogError,
 }
-"""Errors of brokers as errors of the log; all others are StorageError, which may pass by itself."""
+"""Errors of brokers as errors of the log; all others are StorageError, which may pass by itself. So may
+INVALID_REPLICATION_FACTOR: while a broker is down there may be too few for the default."""
+_BY_HAND: Final = "make the topic by hand, as the brokers want it"
 ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant the workers' user READ and DESCRIBE on the topic (and WRITE on a "
     "dead-letter topic); `flowshare check` prints the rules",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "grant the workers' user CREATE on the topic, or make it by hand",
+    ErrorCode.POLICY_VIOLATION: _BY_HAND,
+    ErrorCode.INVALID_CONFIG: _BY_HAND,
+    ErrorCode.INVALID_REPLICATION_FACTOR: "start as many brokers as their default.replication.factor says, or make "
+    "the topic by hand",
 }
 
 
