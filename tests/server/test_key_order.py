@@ -383,6 +383,43 @@ async def test_the_order_does_not_change_while_records_are_held_or_members_are_t
     assert ranges(answer) == [(0, 0, 2)]
 
 
+async def test_nobody_joins_a_group_while_its_order_changes() -> None:
+    async with world() as w:
+        at = await w.log(keyed("aa"))
+        write, confirmed = w.storage.write, asyncio.Event()
+
+        async def slow(writes) -> None:  # the first write, that of the settings
+            del w.storage.write
+            await confirmed.wait()
+            await write(writes)
+
+        w.storage.write = slow
+        changing = await parked(w.configure({"share.key.order": "key"}))
+        early = await w.member("m").heartbeat("t")
+        confirmed.set()
+        changed = await changing
+        m = w.member("m")
+        later = await m.heartbeat("t")
+        answer = await m.fetch(at)
+
+    assert (early.error, changed.error, later.error) == (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+    )
+    assert "share.key.order" in early.message
+    assert ranges(answer) == [(0, 0, 1)]
+
+
+async def test_members_join_again_when_a_group_s_order_could_not_be_changed() -> None:
+    async with world() as w:
+        _, m = await w.held(keyed("aa"))
+        refused = await w.configure({"share.key.order": "key"})
+        joined = await m.heartbeat("t")
+
+    assert (refused.error, joined.error) == (ErrorCode.NON_EMPTY_GROUP, ErrorCode.NONE)
+
+
 async def test_the_offsets_of_a_group_tell_of_what_waits_and_for_what() -> None:
     async with world(configs=BY_KEY) as w:
         _, m = await w.held(keyed("aabaa"), joined=True)

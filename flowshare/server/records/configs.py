@@ -132,8 +132,20 @@ class ConfigApis(Family):
             raise InvalidConfig(f"{names}: consumer groups are left to Kafka; set that at the brokers' address")
         share = {name: text for name, text in request.configs.items() if name not in consumer}
         await self._configs.alter(group_id, share, validate_only=True, by=request.by)
-        await self._check_order(group_id, share)
-        await self._service.coordinator.run(self._apply(request, share, consumer))
+        reorders = KEY_ORDER in share and (share[KEY_ORDER] or "").strip() != self._configs.acting(group_id).key_order
+        apply = self._apply_order if reorders else self._apply
+        await self._service.coordinator.run(apply(request, share, consumer))
+
+    async def _apply_order(
+        self,
+        request: IncrementalAlterConfigsRequest,
+        share: Mapping[str, str | None],
+        consumer: Mapping[str, str | None],
+    ) -> None:
+        """Do `_apply` if the order may change. Who joined meanwhile would be handed records in the old one."""
+        with self._service.coordinator.changing_order(request.resource):
+            await self._check_order(request.resource)
+            await self._apply(request, share, consumer)
 
     async def _apply(
         self,
@@ -150,10 +162,8 @@ class ConfigApis(Family):
             await self._configs.alter(group_id, share, validate_only=False, by=request.by)
             await self._service.coordinator.configure(group_id)
 
-    async def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
+    async def _check_order(self, group_id: str) -> None:
         """Check that a group's order may change: nothing was handed out in the old one (SG-18.2). Raises: Refused."""
-        if KEY_ORDER not in changes or (changes[KEY_ORDER] or "").strip() == self._configs.acting(group_id).key_order:
-            return
         group = self._service.coordinator.groups.get(group_id)
         members = 0 if group is None else len(group.members)
         cannot = f"{KEY_ORDER} of group {group_id} cannot change while it has"

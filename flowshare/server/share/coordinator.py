@@ -12,7 +12,9 @@ their sessions had timed out. The same holds for a member of flowshare's own who
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare import processes
@@ -26,12 +28,13 @@ from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.share.first_states import FirstStates
 from flowshare.server.share.returning_members import SOON_MS, Returns
+from flowshare.share.config import KEY_ORDER
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 
 if TYPE_CHECKING:
     import asyncio
     import uuid
-    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Generator, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
@@ -108,6 +111,8 @@ class Coordinator:
         """Deletions of expired groups under way."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         """Writes of groups under way for which nobody waits."""
+        self._changing_order: Counter[str] = Counter()
+        """Changes of order under way, by group."""
         self._first_states = FirstStates(leaders, self.write, clock)
         self.rebalances = 0
         """Assignments made anew since the start."""
@@ -241,6 +246,17 @@ class Coordinator:
             group = self._runtime.make(group_id, lambda: ShareGroup(group_id, config=config), party, self._groups_max)
         return group
 
+    @contextlib.contextmanager
+    def changing_order(self, group_id: str) -> Generator[None]:
+        """Let nobody join the group within the context: its order changes (SG-18.2)."""
+        self._changing_order[group_id] += 1
+        try:
+            yield
+        finally:
+            self._changing_order[group_id] -= 1
+            if not self._changing_order[group_id]:
+                del self._changing_order[group_id]
+
     async def heartbeat(self, request: ShareGroupHeartbeatRequest, connection: InProcess) -> Heartbeat:
         """Apply a heartbeat and make its changes durable.
 
@@ -252,6 +268,9 @@ class Coordinator:
             await self._duties.admit(group_id)
         if request.subscribed_topics:
             await self._duties.know(request.subscribed_topics)
+        if epoch == 0 and group_id in self._changing_order:
+            text = f"{KEY_ORDER} of group {group_id} is being changed; join again soon"
+            raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
         self._take(request, connection.counts_as())
         group = self.ensure(group_id, connection.counts_as()) if epoch == 0 else self.find(group_id)
         before = group.assignment_epoch
