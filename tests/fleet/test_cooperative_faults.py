@@ -22,6 +22,8 @@ from tests.fleet.world import Fleet, batch
 from tests.server.cooperative.world import NONE, SWEEP, WHOLE
 
 BOTH = pytest.mark.parametrize("free", [False, True], ids=["by keys", "free"])
+FORGOTTEN_S = 5.0
+"""Seconds until a worker has asked, and asked again, whether a topic is gone, and has forgotten its state."""
 SETTINGS = CooperativeSettings(lease=10.0, session_timeout=10.0, heartbeat_interval=0.5)
 
 
@@ -123,6 +125,7 @@ def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pa
             await found.handled(new)
             await stable(fleet, at=90)
             topic_id = fleet.kafka.storage.topics()["orders"].topic_id
+            await fleet.clock.sleep(FORGOTTEN_S)
             assert all(topic_id.bytes in key for keys in stored(fleet).values() for key in keys)
 
     scenario(play)
