@@ -276,7 +276,7 @@ async def test_odd_and_foreign_markers_are_counted_and_hold_up_nothing(clock):
 
 async def test_a_successor_reads_from_the_oldest_open_message_on_and_no_more(clock):
     async def work(queue):
-        for index in range(30):
+        for index in range(20):
             await queue.put(b"%d" % index)
         await queue.start(*range(10), after=60_000)
         await queue.end(*range(8))
