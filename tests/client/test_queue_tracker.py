@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,11 +14,13 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import DeliveryTimeout, NotConnected, ServerError
 from flowshare.client.groups.consumer import GroupConsumer
 from flowshare.client.groups.membership import GroupSettings
+from flowshare.client.kmq import moving
 from flowshare.client.kmq.moving import carry_queue, plan_queue
 from flowshare.client.kmq.topics import PartitionMismatch
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.kmq.markers import END, encode_key, encode_start
 from flowshare.kmq.redelivery import QueueRules
+from flowshare.kmq.tracker import PartitionTracker
 from flowshare.protocol.errors import ErrorCode
 from tests.client.worlds import within, world_on
 
@@ -405,6 +408,20 @@ async def test_a_share_group_goes_on_where_the_consumers_stopped_without_what_is
         [part] = await queue.admin.group_offsets("share")
         assert (part.start_offset, part.lag) == (2, 4)
 
+    await on(clock, work)
+
+
+async def test_of_more_open_messages_than_a_tracker_keeps_none_is_finished_by_a_move(clock, monkeypatch):
+    async def work(queue):
+        for number in range(10):
+            await queue.put(b"%d" % number)
+        await queue.start(*range(10))
+        await queue.end(0, 9)
+        await queue.admin.commit_offsets("consumers", [_offset("q", 0, 10)])
+        [move] = await plan_queue(queue.admin, RULES, "consumers")
+        assert (move.open, move.start, move.finished) == (8, 1, ((9, 9),))
+
+    monkeypatch.setattr(moving, "PartitionTracker", partial(PartitionTracker, open_max=4))
     await on(clock, work)
 
 

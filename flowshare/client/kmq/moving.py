@@ -6,6 +6,7 @@ share group begins at the first open message, or at the commit, and the messages
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.admin.seeding import plan_seeds
@@ -90,8 +91,9 @@ async def carry_queue(admin: ShareAdmin, group_id: str, plan: Sequence[QueueMove
 async def _open(admin: ShareAdmin, rules: QueueRules, partition: int, committed: int) -> list[int]:
     """Return the open messages (begun, not ended) below `committed` that are in the queue's log."""
     bounds = await admin.offsets(rules.markers, partition)
-    tracker = PartitionTracker(partition, bounds.log_start, bounds.high_watermark)
-    while tracker.position < bounds.high_watermark:
+    end = bounds.high_watermark
+    tracker = PartitionTracker(partition, bounds.log_start, end, open_max=sys.maxsize)  # one left out would be finished
+    while tracker.position < end:
         records = await admin.read(rules.markers, partition, tracker.position, limit=STEP)
         if not records:
             break
