@@ -17,6 +17,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.runtime.state import ShareKey
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, ranges, reject, release, world
 
@@ -294,3 +295,18 @@ async def test_a_record_that_cannot_be_read_takes_no_content_from_the_dead_lette
 
         assert [letter.value for letter in await letters(w)] == [b"v" * 10, None, None, b"v" * 10]
         assert len([line for line in caplog.messages if "cannot be read" in line]) == 1
+
+
+async def test_a_dead_letter_that_waits_is_written_by_who_serves_the_share_partition_then() -> None:
+    async with world(configs=DLQ) as w:
+        at, m = await w.held(1)
+
+        with patch.object(w.storage, "append", side_effect=FULL):
+            await m.acknowledge({at: [reject(0)]})
+            await settle()
+            await w.server.share.partitions.drop([ShareKey("g", *at)])
+            await m.fetch()
+        await w.clock.advance(30)
+
+        assert len(await letters(w)) == 1
+        assert w.server.stats()["dead_letters"] == 1

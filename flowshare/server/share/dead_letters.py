@@ -113,6 +113,8 @@ class DeadLetters:
         """
         if self._has_letter(owner, chunk):
             await self._write_or_give_up(owner, chunk)
+        if owner.closed:
+            return []
         if owner.parks:
             return await self._park(owner, chunk.first, chunk.last)
         owner.finish_archiving(chunk.first, chunk.last)
@@ -153,7 +155,7 @@ class DeadLetters:
         count = chunk.last - chunk.first + 1
         delay_s = BACKOFF_FIRST_S
         left = TRIES
-        while True:
+        while not owner.closed:  # else who serves the share-partition then writes them
             try:
                 await self._write(owner, chunk)
             except (LogError, DecodeError, CoreError) as error:
