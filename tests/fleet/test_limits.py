@@ -9,6 +9,7 @@ import pytest
 
 from flowshare.client.errors import NotConnected
 from flowshare.protocol.messages import AckBatch
+from flowshare.share.leases import LEASE_MS
 from flowshare.share.types import AcknowledgeType
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -120,7 +121,7 @@ def test_an_answer_that_cannot_be_read_costs_no_group_its_later_leases(caplog):
                 return await ask(group_id, report)
 
             limits._ask = unreadable
-            await clock.sleep(10)
+            await clock.sleep(LEASE_MS / 1000 + 1)
             leases = limits._lease("g"), limits._lease("h")
             limits._ask = ask
             await clock.sleep(1)
