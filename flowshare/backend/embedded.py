@@ -194,17 +194,24 @@ class EmbeddedBackend(Backend):
 
     async def close(self) -> None:
         """Close all connections, write what is queued, release the path; harmless when it is not open."""
-        await self._unregister()
+        async with contextlib.AsyncExitStack() as rest:  # from the last one on, even if the caller is cancelled
+            rest.callback(self._let_go_of_folder)
+            rest.push_async_callback(self._end_lead)
+            rest.push_async_callback(self._end_watch)
+            await self._unregister()
+
+    async def _end_watch(self) -> None:
+        """Follow no leader any more."""
         task, self._task = self._task, None
-        await cancelled(task)
-        known, self._known = self._known, asyncio.Event()
-        known.set()  # for those who wait for a leader
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            await watched.close()
-        await self._end_lead()
-        self._let_go_of_folder()
-        self.bootstrap, self._error, self._holder, self._lost = None, None, None, None
+        try:
+            await cancelled(task)
+        finally:
+            known, self._known = self._known, asyncio.Event()
+            known.set()  # for those who wait for a leader
+            watched, self._watched = self._watched, None
+            self.bootstrap, self._error, self._holder, self._lost = None, None, None, None
+            if watched is not None:
+                await watched.close()
 
     async def connect(self, client_id: str) -> Connection:
         """Open a connection to the leader, this process or another; waits for a leader, so the caller bounds the wait.

@@ -425,6 +425,23 @@ async def test_who_closes_while_it_gives_the_path_away_lets_go_of_it(tmp_path: P
     await other.close()
 
 
+async def test_a_closing_that_is_given_up_at_once_lets_go_of_the_path_all_the_same(tmp_path: Path) -> None:
+    hasty, other = (EmbeddedBackend(tmp_path / "shop") for _ in range(2))
+    await hasty.start()
+    await hasty.set_address("127.0.0.1:1")  # closing begins with taking that back
+    closing = asyncio.create_task(hasty.close())
+    await asyncio.sleep(0)
+
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+    await other.start()
+    assert other.leading
+    await other.close()
+    await hasty.close()
+
+
 async def test_who_waits_for_a_leader_is_told_that_the_backend_was_closed(tmp_path: Path) -> None:
     leader, joined = (EmbeddedBackend(tmp_path / "shop") for _ in range(2))
     await leader.start()
