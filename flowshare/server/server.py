@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.groups.consumer_types import ConsumerConfig
@@ -121,12 +122,13 @@ class Server:
 
         Members of other processes keep their records, durably, if they may come back (group.share.return.grace.ms).
         """
-        await self.share.close_groups()
-        await self._transactions.close()
-        if self._cooperative_groups is not None:
-            await self._cooperative_groups.close()
-        await self.classic.close()
-        await self.share.close_partitions()
+        async with AsyncExitStack() as rest:  # from the last one on, whatever becomes of the others
+            rest.push_async_callback(self.share.close_partitions)
+            rest.push_async_callback(self.classic.close)
+            if self._cooperative_groups is not None:
+                rest.push_async_callback(self._cooperative_groups.close)
+            rest.push_async_callback(self._transactions.close)
+            await self.share.close_groups()
 
     def prepare_close(self) -> None:
         """Let closed connections' members keep their records from now on. Call it before closing the sockets."""

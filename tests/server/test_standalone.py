@@ -9,7 +9,9 @@ from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
 from flowshare.server.net.listener import Listener
 from flowshare.server.server import Server
+from flowshare.server.share.service import ShareService
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from flowshare.share.config import ServerConfig
 
 pytestmark = pytest.mark.asyncio
 
@@ -65,3 +67,25 @@ async def test_a_server_that_fails_while_it_starts_is_closed(monkeypatch, closed
         await broker().start()
 
     assert closed == ["server", "storage"]
+
+
+async def test_what_share_partitions_have_to_write_is_written_though_other_parts_fail_to_close(monkeypatch) -> None:
+    written = list[str]()
+
+    async def fails(self) -> None:
+        raise OSError("a fault")
+
+    async def noted(self) -> None:
+        written.append("partitions")
+
+    monkeypatch.setattr(ShareService, "close_groups", fails)
+    monkeypatch.setattr(ShareService, "close_partitions", noted)
+    storage = MemoryStorage(LoopClock())
+    server = Server(storage=storage, config=ServerConfig.embedded(), clock=LoopClock())
+    await server.start()
+
+    with pytest.raises(OSError, match="a fault"):
+        await server.close()
+    await storage.close()
+
+    assert written == ["partitions"]
