@@ -230,3 +230,23 @@ async def test_what_is_read_again_before_it_is_idle_stays_in_memory() -> None:
 
         assert ranges(await fetching) == [(0, 2, 2)]
         assert w.server.share.partitions.owners("g") == [owner]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_is_loaded_only_when_its_last_reader_is_gone_is_dropped_at_once(again: bool) -> None:
+    async with world() as w:
+        at = await w.log(1)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        m = w.member("m1")
+        fetching = await parked(m.fetch(at, max_wait_ms=500))
+        await w.clock.advance(0.4)
+        await m.connection.close()
+        await asyncio.gather(fetching, return_exceptions=True)
+        if again:
+            fetching = await parked(w.member("m2").fetch(at, max_wait_ms=500))
+        gate.set()
+        await settle()
+
+        assert len(w.server.share.partitions.owners("g")) == again
+        assert not again or ranges(await fetching) == [(0, 0, 1)]

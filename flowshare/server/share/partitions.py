@@ -86,8 +86,8 @@ class Partitions:
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._pacing = pacing
         self._quotas = Quotas(clock, self._paced)
-        self._unused: set[PartitionOwner] = set()
-        """Owners without sessions that are dropped as soon as they are idle."""
+        self._unused: set[ShareKey] = set()
+        """Share-partitions of groups without sessions, loaded or being loaded: to be dropped as soon as idle."""
         self._opened_batches: OpenedBatches[Kept] = OpenedBatches()
         self._closed = False
         self._kafka = kafka
@@ -297,20 +297,20 @@ class Partitions:
         await self._close([owner for key in keys if (owner := self._owners.get(key)) is not None])
 
     def drop_idle(self, group_id: str) -> None:
-        """Drop a group's share-partitions, each as soon as it has no acquired records, waiting fetches or unwritten
-        updates."""
+        """Drop a group's share-partitions, each as soon as it is loaded and has no acquired records, waiting fetches or
+        unwritten updates."""
+        self._unused.update(key for key in self._loading if key.group_id == group_id)
         for owner in self.owners(group_id):
-            self._unused.add(owner)
+            self._unused.add(owner.key)
             if owner.idle:
                 self._idle(owner)
 
     def used(self, group_id: str) -> None:
         """Keep a group's share-partitions: it has a session again."""
-        if self._unused:
-            self._unused.difference_update(self.owners(group_id))
+        self._unused = {key for key in self._unused if key.group_id != group_id}
 
     def _idle(self, owner: PartitionOwner) -> None:
-        if owner in self._unused:
+        if owner.key in self._unused:
             owner.stop()
             self._remove(owner)
 
@@ -347,7 +347,7 @@ class Partitions:
             del self._owners[owner.key]
             self._renewed.add(owner.key)
             self._duties.dropped(owner.key)
-        self._unused.discard(owner)
+        self._unused.discard(owner.key)
         self._quotas.leave(owner)
         at = (owner.log.topic, owner.key.partition)
         same_log = self._by_log.get(at, [])
@@ -416,7 +416,10 @@ class Partitions:
         error = None if task.cancelled() else task.exception()
         if error is None:
             self._failed.pop(key, None)
+            if (owner := task.result()).idle:
+                self._idle(owner)
             return
+        self._unused.discard(key)
         if isinstance(error, NotLed | Refused):
             return  # no error of the share-partition, and it may be led here the next moment
         self._stats.failed_loads += 1
