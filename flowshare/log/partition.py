@@ -200,7 +200,8 @@ def header_of(number: int, base: int, records: bytes) -> BatchHeader:
 
 
 def read_blocking(store: Store, log: StoredPartition, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
-    """Read batches from the one that holds `offset` (or the next one, if none does) on, up to `end`; at least one.
+    """Read batches from the one that holds `offset` (or the next one, if none does) on, up to `end` or to damage; at
+    least one.
 
     Raises: CorruptBatches, StorageDamaged, StorageError; OffsetOutOfRange when the log start has passed the offset.
     """
@@ -209,12 +210,16 @@ def read_blocking(store: Store, log: StoredPartition, offset: int, end: int, max
     if holder is None and offset >= log.holes_to:
         raise OffsetOutOfRange(f"offset {offset} is not in the log any more")
     found, size = list[TailBatch](), 0
-    for header, records in walk(store, log, offset if holder is None else keys.offset_of(holder[0])):
-        size += len(records) if header.last_offset >= offset else 0
-        if header.last_offset >= end or (found and size > max_bytes):
-            break
-        if header.last_offset >= offset:
-            found.append(TailBatch(header.base_offset, header.last_offset, records))
+    try:
+        for header, records in walk(store, log, offset if holder is None else keys.offset_of(holder[0])):
+            size += len(records) if header.last_offset >= offset else 0
+            if header.last_offset >= end or (found and size > max_bytes):
+                break
+            if header.last_offset >= offset:
+                found.append(TailBatch(header.base_offset, header.last_offset, records))
+    except (CorruptBatches, StorageDamaged):
+        if not found:
+            raise  # else who reads on from behind what was found meets the damage
     if not found:
         raise CorruptBatches(f"partition {log.number}: offset {offset} is missing in the log")
     return found

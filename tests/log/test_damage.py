@@ -6,9 +6,12 @@ import shutil
 
 import pytest
 
-from flowshare.log import damage
-from flowshare.log.base import StorageDamaged
+from flowshare.log import damage, keys
+from flowshare.log.base import CorruptBatches, StorageDamaged
+from flowshare.log.embedded import EmbeddedStorage
+from flowshare.log.recent import Tail
 from flowshare.log.store import MARKER_FILE
+from tests.log.contract import batch
 from tests.log.places import content, files, fill, flip, killed, only, opened, wal_records
 
 TOTAL = 500
@@ -175,3 +178,24 @@ def test_a_missing_blob_file_is_refused(tmp_path):
     path = killed(tmp_path / "storage", sorted_part=20, logged_part=20, large=True)
     only(path, "*.blob").unlink()
     assert_refused(path)
+
+
+def test_what_lies_before_and_behind_a_damaged_batch_can_be_read(tmp_path):
+    async def body(storage: EmbeddedStorage) -> None:
+        topic = await storage.create_topic("t")
+        for _ in range(4):
+            await storage.append("t", 0, batch(1))
+        log = storage._partition("t", 0)
+        log.tail = Tail()  # as after a while: older batches are read from the store
+        storage._store._db.put(keys.at(keys.batches(topic.topic_id, 0), 2), b"no batch")
+
+        async def read(offset: int) -> list[int]:
+            found = await storage.read("t", 0, offset, max_bytes=1 << 20)
+            return [one.first for one in found.batches]
+
+        assert await read(0) == [0, 1]
+        with pytest.raises(CorruptBatches, match="stored at offset 2 is damaged"):
+            await read(2)
+        assert await read(3) == [3]
+
+    opened(tmp_path / "storage", body)
