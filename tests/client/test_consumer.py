@@ -11,8 +11,12 @@ import pytest
 from flowshare.client.consumer.consumer import ShareConsumer
 from flowshare.client.errors import Closed, CorruptRecords, IllegalState, RecordError, Wakeup
 from flowshare.client.settings import ConsumerSettings
+from flowshare.protocol import messages as m
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.share.types import AcknowledgeType, AcquireMode
 from flowshare.testing.clock import settle
+from tests.batches import place
+from tests.client.fakes import FakeServer
 from tests.client.worlds import within, world_on
 from tests.waiting import LIMIT_S
 
@@ -45,6 +49,30 @@ async def test_records_of_a_consumer_that_closes_without_accepting_come_again(cl
         (again,) = await world.consumer().poll(1)
 
         assert again.attempt == 2
+
+
+async def test_a_consumer_whose_close_is_cancelled_leaves_nothing_at_work(clock):
+    """The leader does not answer an acknowledgement."""
+    server = FakeServer()
+    settings = ConsumerSettings(isolation_level=None)
+    consumer = ShareConsumer(server.connect, group_id="g", clock=clock, settings=settings)
+    consumer.subscribe(["orders"])
+    batch = BatchBuilder()
+    batch.add(None, b"x", timestamp_ms=1)
+    server.offer(place(batch.build(), 0))
+    assert len(await within(clock, 5, consumer.poll(1.0))) == 1
+    server.then(m.ShareAcknowledgeRequest, asyncio.get_running_loop().create_future())
+    consumer.commit_async()
+    await settle()
+
+    with pytest.raises(TimeoutError):
+        await within(clock, 10, clock.wait_for(consumer.close(), 2.0))
+
+    beats = len(server.seen(m.ShareGroupHeartbeatRequest))
+    await clock.advance(600)
+    assert len(server.seen(m.ShareGroupHeartbeatRequest)) == beats
+    assert all(one.gone.done() for one in server.connections)
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
 
 
 async def test_a_poll_waits_for_records_and_returns_when_they_come(clock):

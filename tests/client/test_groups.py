@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -363,6 +364,30 @@ async def test_a_partition_that_cannot_be_read_holds_up_no_other(clock, how, mon
             await clock.sleep(0.1)
         assert found == [b"1"]
         await one.close()
+
+    await _world(clock, work)
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_whose_close_is_cancelled_leaves_nothing_at_work(clock):
+    async def work(world):
+        letting_go = asyncio.Event()
+
+        async def revoked(generation):
+            letting_go.set()
+            await asyncio.Event().wait()
+
+        before = asyncio.all_tasks()
+        one = consumer(world, on_revoked=revoked)
+        await _begun(one)
+        closing = asyncio.ensure_future(one.close())
+        await letting_go.wait()
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        assert one._link.current is None
+        assert one.member._link.current is None
+        assert not [task for task in asyncio.all_tasks() - before if task.get_name().startswith("cg")]
 
     await _world(clock, work)
 

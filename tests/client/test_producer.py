@@ -49,6 +49,24 @@ def producer(server, clock, **kwargs):
     return Producer(server.connect, clock=clock, **{"linger": 0.0, **kwargs})
 
 
+async def test_a_producer_whose_close_is_cancelled_fails_its_records_and_ends_its_connection(clock, server):
+    sender = producer(server, clock)
+    await sender.send("orders", b"1")
+    server.then(m.ProduceRequest, asyncio.get_running_loop().create_future())
+    sent = sender.send_nowait("orders", b"2")
+    await settle()
+
+    closing = asyncio.ensure_future(clock.wait_for(sender.close(), 2.0))
+    await clock.advance(2.1)
+    with pytest.raises(TimeoutError):
+        await closing
+
+    assert isinstance(sent.exception(), Closed)
+    await settle()
+    assert all(one.gone.done() for one in server.connections)
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
 async def test_a_record_arrives_with_all_that_was_given(clock, server):
     sender = producer(server, clock)
 

@@ -138,6 +138,31 @@ async def test_messages_that_fall_due_while_the_partitions_are_let_go_of_come_ag
     await on(clock, work)
 
 
+async def test_a_tracker_whose_close_is_cancelled_leaves_nothing_at_work(clock):
+    async def work(queue):
+        await queue.put(b"a")
+        await queue.start(0)
+        copying = asyncio.Event()
+
+        def send(*record, **options):
+            copying.set()
+            return asyncio.get_running_loop().create_future()  # never confirmed
+
+        sending, queue.producer.send_nowait = queue.producer.send_nowait, send
+        async with queue.tracked() as tracker:
+            await copying.wait()
+            closing = asyncio.ensure_future(tracker.close())
+            await queue.clock.sleep(0.5)
+            closing.cancel()
+            await asyncio.wait({closing})
+            assert closing.cancelled()
+            assert tracker._consumer._link.current is None
+            assert tracker._originals.current is None
+        queue.producer.send_nowait = sending
+
+    await on(clock, work)
+
+
 async def test_messages_of_a_partition_come_again_while_another_one_has_no_leader(clock, monkeypatch):
     offset_of, led = GroupConsumer._offset, False
 

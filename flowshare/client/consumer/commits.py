@@ -140,12 +140,14 @@ class Commits(Generic[K, V]):
     async def finish(self, timeout_s: float) -> Outcomes:
         """Send the acknowledgements made and wait for all outcomes, at most `timeout_s` seconds: as `send_and_wait`."""
         until_s = self._clock.monotonic() + timeout_s
-        outcomes = await self.send_and_wait(accept_rest=False, timeout_s=timeout_s)
-        await self._done(self._sending, max(0.0, until_s - self._clock.monotonic()))
-        pending = self._sending | self.renewals
-        if pending:
-            logger.warning("closing without the answers to %d acknowledgement requests", len(pending))
-        await cancelled(*pending)
+        try:
+            outcomes = await self.send_and_wait(accept_rest=False, timeout_s=timeout_s)
+            await self._done(self._sending, max(0.0, until_s - self._clock.monotonic()))
+        finally:
+            pending = self._sending | self.renewals
+            if pending:
+                logger.warning("closing without the answers to %d acknowledgement requests", len(pending))
+            await cancelled(*pending)
         return outcomes
 
     async def _done(self, tasks: Collection[asyncio.Task[Outcomes]], timeout_s: float) -> None:

@@ -304,10 +304,15 @@ class ShareConsumer(Generic[K, V]):
         if self._overdue is not None:
             self._overdue.cancel()
         started_s = self._clock.monotonic()
-        outcomes = await self._commits.finish(timeout)
-        await cancelled(self._joining, self._leaving)
-        left_s = max(CLOSE_LEFT_MIN_S, timeout - (self._clock.monotonic() - started_s))
-        await self._member.close(unrun=self._backlog.unrun(self._member.holds), timeout_s=left_s)
+        left_s = CLOSE_LEFT_MIN_S
+        try:
+            outcomes = await self._commits.finish(timeout)
+            left_s = max(CLOSE_LEFT_MIN_S, timeout - (self._clock.monotonic() - started_s))
+        finally:  # also for a caller who waits no longer: the member must not live on
+            try:
+                await cancelled(self._joining, self._leaving)
+            finally:
+                await self._member.close(unrun=self._backlog.unrun(self._member.holds), timeout_s=left_s)
         await self._commits.call_back()
         return outcomes
 

@@ -433,10 +433,12 @@ class CooperativeConsumer(Generic[K, V]):
         self._ready.set()
         if self._overdue is not None:
             self._overdue.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
-        before = set(self._open)
-        if self._member is not None:
-            await self._member.close()
+        try:
+            await asyncio.gather(*self._leaving, return_exceptions=True)
+        finally:  # also for a caller who waits no longer: the member must not live on
+            before = set(self._open)
+            if self._member is not None:
+                await self._member.close()
         left = self._open.keys() - before
         if left:
             raise NotCommitted(left, "the consumer was closed before all was answered")

@@ -150,10 +150,11 @@ class GroupConsumer:
 
     async def close(self) -> None:
         """Leave the group."""
-        await self.member.close()
-        await cancelled(self._finding)
-        await self._end_probes()
-        await self._link.close()
+        async with contextlib.AsyncExitStack() as closing:  # all of it, also for a caller who waits no longer
+            closing.push_async_callback(self._link.close)
+            closing.push_async_callback(self._end_probes)
+            closing.push_async_callback(cancelled, self._finding)
+            await self.member.close()
 
     # --- reading ------------------------------------------------------------------------------------------------
 

@@ -154,15 +154,16 @@ class GroupMember:
 
     async def close(self) -> None:
         """Leave; errors of the group or the connection are not raised."""
-        await cancelled(self._task)
-        await self._revoke()
-        leave = self._state.leave()
-        if leave is not None and self._link.current is not None:
-            try:
+        try:
+            await cancelled(self._task)
+            await self._revoke()
+            leave = self._state.leave()
+            if leave is not None and self._link.current is not None:
                 await self._clock.wait_for(self._link.send(leave), LEAVE_S)
-            except (OSError, ClientError, TimeoutError) as error:
-                logger.info("group=%s was not told that its member ends: %s", self.group_id, error)
-        await self._link.close()
+        except (OSError, ClientError, TimeoutError) as error:
+            logger.info("group=%s was not told that its member ends: %s", self.group_id, error)
+        finally:
+            await self._link.close()
 
     # --- the life of a member -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -137,9 +138,10 @@ class QueueTracker:
 
     async def close(self) -> None:
         """Wait briefly for messages on their way, commit, leave the group."""
-        await cancelled(self._task)
-        await self._consumer.close()
-        await self._originals.close()
+        async with AsyncExitStack() as closing:  # all of it, also for a caller who waits no longer
+            closing.push_async_callback(self._originals.close)
+            closing.push_async_callback(self._consumer.close)
+            await cancelled(self._task)
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 

@@ -329,9 +329,11 @@ class Producer:
             await self._clock.wait_for(self._flush(), timeout)
         except TimeoutError:
             logger.warning("the producer was closed with records that are not confirmed")
-        error = Closed("the producer was closed before the record was confirmed")
-        await self._abandon(error)
-        await self._channel.close()
+        finally:  # also for a caller who waits no longer: nothing may be sent on
+            try:
+                await self._abandon(Closed("the producer was closed before the record was confirmed"))
+            finally:
+                await self._channel.close()
 
     # --- adding -------------------------------------------------------------------------------------------------
 

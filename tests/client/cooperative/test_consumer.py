@@ -26,6 +26,28 @@ def test_one_consumer_gets_all_records_and_commits_them() -> None:
     run(story())
 
 
+def test_a_consumer_whose_close_is_cancelled_leaves_nothing_at_work() -> None:
+    """It waits for a member that left before, for want of polls."""
+
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(10)
+            consumer: Any = world.consumer()
+            consumer.subscribe(["orders"])
+            assert await consumer.poll(5.0)
+            member = consumer._member
+            consumer._leaving[asyncio.create_task(asyncio.sleep(1e6))] = member
+            closing = asyncio.create_task(consumer.close())
+            await asyncio.sleep(1.0)
+            closing.cancel()
+            await asyncio.wait({closing})
+            assert closing.cancelled()
+            assert all(task.done() for task in member._tasks)
+            assert member._link.current is None
+
+    run(story())
+
+
 def test_two_consumers_share_one_partition_by_keys() -> None:
     async def story() -> None:
         async with coop_world() as world:
