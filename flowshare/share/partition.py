@@ -223,6 +223,11 @@ class SharePartition:
         return bool(self._quarantine)
 
     @property
+    def has_suspects(self) -> bool:
+        """True if records wait to be delivered alone, which only this object knows."""
+        return self._quarantine.waits(self._window)
+
+    @property
     def holders(self) -> Container[str]:
         """The members that hold records."""
         return self._window.holds.tally.held

@@ -57,6 +57,10 @@ class Quarantine:
     def __bool__(self) -> bool:
         return bool(self._suspects or self._runs)
 
+    def waits(self, window: Window) -> bool:
+        """Return True if a suspect has not been delivered yet: nothing stored tells that it is one."""
+        return any(self._open(window, one) for one in self._suspects)
+
     def suspect(self, first: int, last: int) -> None:
         """Make `first`..`last` suspects; none of them is one yet."""
         at = bisect_left(self._suspects, first)
@@ -94,10 +98,7 @@ class Quarantine:
             if self._holds(window, member_id, running):
                 return Admission(nothing=True)
             del self._runs[member_id]
-        kept = (AVAILABLE, DELAYED, BLOCKED)
-        self._suspects = [
-            one for one in self._suspects if one >= window.start and window.states[one - window.base] in kept
-        ]
+        self._suspects = [one for one in self._suspects if self._open(window, one)]
         self._chosen = {
             member: (one, until_ms)
             for member, (one, until_ms) in self._chosen.items()
@@ -157,6 +158,10 @@ class Quarantine:
                 break
             keep += 1
         del self._suspects[:keep]
+
+    @staticmethod
+    def _open(window: Window, offset: int) -> bool:
+        return offset >= window.start and window.states[offset - window.base] in (AVAILABLE, DELAYED, BLOCKED)
 
     @staticmethod
     def _holds(window: Window, member_id: str, offset: int) -> bool:

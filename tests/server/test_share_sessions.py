@@ -250,3 +250,25 @@ async def test_what_is_loaded_only_when_its_last_reader_is_gone_is_dropped_at_on
 
         assert len(w.server.share.partitions.owners("g")) == again
         assert not again or ranges(await fetching) == [(0, 0, 1)]
+
+
+async def test_records_that_are_to_come_alone_keep_their_share_partition_in_memory() -> None:
+    async with world() as w:
+        at = await w.log(3)
+        for name in ("m1", "m2"):
+            m = w.member(name)
+            assert len(ranges(await m.fetch(at))) == 1
+            await m.connection.close()
+            await settle()
+        assert len(w.server.share.partitions.owners("g")) == 1
+
+        m = w.member("m3")
+        alone = ranges(await m.fetch(at))
+        for number in range(3):
+            await m.acknowledge({at: [accept(number)]})
+            await m.fetch()
+        await m.connection.close()
+        await settle()
+
+        assert alone == [(0, 0, 3)]
+        assert w.server.share.partitions.owners("g") == []

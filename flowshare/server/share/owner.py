@@ -191,10 +191,10 @@ class PartitionOwner:
 
     @property
     def idle(self) -> bool:
-        """True if no member holds or waits for records, and nothing is left to write."""
+        """True if no member holds or waits for records, nothing is left to write, and nothing would be forgotten."""
         partition = self.partition
         unused = not partition.acquired_count and len(self.waiting.queue) == 0 and not partition.has_archiving
-        return unused and self._writer.idle
+        return unused and self._writer.idle and not partition.has_suspects
 
     def stuck(self) -> tuple[BlockedKey, ...]:
         """Return the keys that hold up most records, as they were a moment ago."""
