@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 READ_SHORT_S: Final = 0.1
 """How long a fetch may wait while partitions are left out of it."""
-CUT_S: Final = 0.5
 LOOK_BACK_S: Final = 30.0
 """A stable offset that has not moved for so long is looked at, and again each time when that has doubled."""
 WANTED: Final = (0, OFFSET_MAX)
@@ -191,9 +190,8 @@ class LogReader:
         if answer.offset > position:
             self.begins_at(partition, answer.offset)
         else:
-            partition.trouble = f"{partition.text} ends before {position}: its log was cut"
             self._partitions.to_hold.set()
-            await self._clock.sleep(CUT_S)
+            raise ClientError(f"{partition.text} ends before {position}: its log was cut")
 
     def begins_at(self, partition: Partition, log_start: int) -> None:
         """Treat all unread offsets before the log's start as void: nobody ever saw their records."""

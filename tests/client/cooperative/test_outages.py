@@ -36,16 +36,17 @@ async def back(world: CoopWorld, *, after_s: float) -> None:
 
 
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("how", ["is refused", "does not say where it begins", "was cut"])
 def test_a_partition_that_cannot_be_read_holds_up_no_other(
-    free: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+    free: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """lost: its leader does not even say where the log begins."""
     sending, broken = _Connection.send, True
-    code = ErrorCode.OFFSET_OUT_OF_RANGE if lost else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER if how == "is refused" else ErrorCode.OFFSET_OUT_OF_RANGE
 
     async def send(self: _Connection, request: Any) -> Any:
         if broken and isinstance(request, m.ListOffsetsRequest) and request.partition == 1:
+            if how == "was cut":
+                return m.ListOffsetsResponse(offset=0)
             return m.ListOffsetsResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         answer = await sending(self, request)
         if not broken or not isinstance(request, m.FetchRequest):
