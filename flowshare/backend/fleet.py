@@ -85,12 +85,11 @@ class WorkersBackend(KafkaBackend):
         caller waits for the same end."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name=f"leave the fleet {self.fleet}")
-        ending = self._ending
-        try:
-            await asyncio.shield(ending)
-        finally:
-            if ending.done():
-                self._ending = None
+            self._ending.add_done_callback(self._ended)
+        await asyncio.shield(self._ending)
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._ending = None
 
     async def _end(self) -> None:
         worker, self.worker = self.worker, None

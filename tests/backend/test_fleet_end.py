@@ -9,6 +9,7 @@ import pytest
 
 from flowshare.backend.fleet import WorkersBackend
 from flowshare.backend.url import parse_broker
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -80,3 +81,19 @@ async def test_a_caller_that_gives_up_does_not_cut_the_closing_short_and_a_secon
     await second
 
     assert ends == IN_ORDER
+
+
+async def test_a_backend_that_is_opened_again_is_closed_again_though_the_first_closer_gave_up() -> None:
+    ends, may = list[str](), asyncio.Event()
+    backend: Any = opened(ends, may=may)
+    closing = asyncio.ensure_future(backend.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    may.set()
+    await until(lambda: ends == IN_ORDER)
+    backend.worker = Part("worker again", ends, "", may)
+
+    await backend.close()
+
+    assert ends[-2:] == ["worker again leaves", "worker again"]

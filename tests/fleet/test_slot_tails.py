@@ -98,6 +98,44 @@ def test_a_broker_that_does_not_answer_keeps_no_slot_of_another_from_being_follo
     run(scenario(LoopTimeClock()))
 
 
+class RefusingKafka(PairKafka):
+    """Brokers that refuse a produce to a partition that they do not lead."""
+
+    async def carry_out(self, connection, request):
+        if isinstance(request, m.ProduceRequest) and self.leader(request.partition) != self.of_node[connection]:
+            return m.ProduceResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return await super().carry_out(connection, request)
+
+
+def test_a_slot_is_followed_at_its_new_leader_though_only_its_writer_has_heard_of_that():
+    async def scenario(clock):
+        async with RefusingKafka(clock) as kafka:
+            await kafka.storage.create_topic(TOPIC, partitions=2, internal=True)
+            clusters = [kafka.cluster() for _ in range(2)]
+            for cluster in clusters:
+                await cluster.start()
+            first, second = (
+                Fleet(clock, kafka, cluster).process(name) for name, cluster in zip("ab", clusters, strict=True)
+            )
+            slot = await first.slot(0)
+            await clock.sleep(1)
+            for number in range(40):
+                if number == 10:
+                    kafka.leaders[0] = 2
+                await slot.write([(b"g/a", b"%d" % number)])
+                await clock.sleep(0.05)
+            await second.slot(0)
+            await clock.sleep(10)
+
+            assert len(first.lost) == 1
+            for process in (first, second):
+                await process.close()
+            for cluster in clusters:
+                await cluster.close()
+
+    run(scenario(LoopTimeClock()))
+
+
 def test_following_goes_on_after_a_fault_and_after_a_follower_that_fails(caplog):
     async def scenario(fleet):
         slot = await fleet.process("a").slot(0)

@@ -6,6 +6,8 @@ import asyncio
 import uuid
 from dataclasses import replace
 
+from flowshare.fleet.log.lookups import Lookups
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import MetadataRequest, ProduceRequest, ShareGroupHeartbeatRequest
 from flowshare.server.runtime.state import ShareKey
@@ -107,6 +109,74 @@ def test_nothing_stays_stored_of_a_topic_that_was_made_anew():
             assert fleet.stored(old) == []
 
     virtually(scenario)
+
+
+def test_the_state_of_a_topic_made_anew_is_forgotten_though_brokers_could_not_say_at_first_that_it_is_gone(monkeypatch):
+    ask = Lookups.send
+
+    async def scenario(clock):
+        async with Fleet(clock) as fleet:
+            member = await reader(fleet, 1)
+            old = fleet.kafka.storage.topics()["orders"].topic_id
+            await fleet.produce("orders", b"a")
+            await take(member, 1)
+            until_s = clock.monotonic() + 15
+
+            async def send(self, request, **given):
+                if isinstance(request, MetadataRequest) and request.topic_ids and clock.monotonic() < until_s:
+                    raise StorageError("a broker is down")
+                return await ask(self, request, **given)
+
+            monkeypatch.setattr(Lookups, "send", send)
+            await fleet.kafka.storage.delete_topic("orders")
+            await fleet.topic("orders", 1)
+            await clock.sleep(15 + 2 * SOON_S)
+
+            assert fleet.stored(old) == []
+
+    virtually(scenario)
+
+
+def test_members_keep_their_partitions_though_their_topics_are_told_late_to_their_next_coordinator(monkeypatch):
+    ask = Lookups.send
+
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=16) as fleet:
+            names = [f"orders-{number}" for number in range(12)]
+            for name in names:
+                await fleet.topic(name)
+            epochs = {name: await join(fleet, name) for name in names}
+            known, until_s = list(fleet.machines), clock.monotonic() + 12
+
+            async def late(self, request, **given):
+                of_new = all(self is not machine.worker._log._lookups for machine in known)
+                if isinstance(request, MetadataRequest) and of_new:
+                    await clock.sleep(max(0.0, until_s - clock.monotonic()))
+                return await ask(self, request, **given)
+
+            monkeypatch.setattr(Lookups, "send", late)
+            adding, told = asyncio.create_task(fleet.add()), []
+            while clock.monotonic() < until_s + SOON_S:
+                for name in names:
+                    told += await assignments(fleet, name, epochs)
+                await clock.sleep(0.5)
+            await adding
+            assert told == []
+
+    virtually(scenario)
+
+
+async def assignments(fleet, name, epochs):
+    """The assignment that a group's member is told by a heartbeat, if any; its epoch is noted."""
+    try:
+        machine = fleet.coordinator(name)
+    except StopIteration:
+        return []
+    beat = ShareGroupHeartbeatRequest(group_id=name, member_id="m1", member_epoch=epochs[name])
+    answer = await machine.serve("m1").send(beat)
+    if answer.error is ErrorCode.NONE:
+        epochs[name] = answer.member_epoch
+    return [] if answer.assignment is None else [answer.assignment]
 
 
 class BehindKafka(FakeKafka):

@@ -13,7 +13,7 @@ from flowshare.client.errors import ClientError
 from flowshare.core_errors import StateCorrupt
 from flowshare.fleet.groups.settings import NAME
 from flowshare.fleet.log.lookups import joined
-from flowshare.log.base import LogError, NotLed
+from flowshare.log.base import LogError, NotLed, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import PREFIX as STATE
@@ -49,6 +49,9 @@ KNOW_S: Final = 2.0
 TAKE_UP_S: Final = 5.0
 """Time, in s, that a slot which is taken up, and is not served meanwhile, waits for the brokers to tell of its
 topics."""
+NAMES_S: Final = 30.0
+"""The same for the topics that groups have subscribed to: a group whose topics are not known takes all partitions from
+its members, and these wait for as long as their sessions last (45 s)."""
 FORGET_S: Final = 5.0
 """Pause, in s, before the brokers are asked again whether they still have a topic that was made anew."""
 
@@ -226,7 +229,7 @@ class FleetSlotContents:
         ids = {topic_id for key, _ in entries if (topic_id := _topic_of(key)) is not None}
         await self.know({topic_id for topic_id in ids if self._service.topics.by_id(topic_id) is None})
         self._service.take_up(entries)
-        await self.know(names=self._subscribed(entries).difference(tuple(self._log.topics())))
+        await self.know(names=self._subscribed(entries).difference(tuple(self._log.topics())), limit_s=NAMES_S)
         told = {key[2:].decode(errors="replace") for key, _ in entries if key.startswith((GROUP, SETTINGS))}
         for group_id in sorted(told - {NAME}):
             self._groups.tell(group_id)
@@ -246,13 +249,15 @@ class FleetSlotContents:
             share_partitions=lambda key: share_slot(key.topic_id, key.partition, self._slots) == slot,
         )
 
-    async def know(self, ids: Collection[uuid.UUID] = (), names: Collection[str] = ()) -> None:
-        """Look topics up; missing ones are looked for when they are asked for. A look that takes long goes on: nobody
-        asks by id again."""
+    async def know(
+        self, ids: Collection[uuid.UUID] = (), names: Collection[str] = (), limit_s: float = TAKE_UP_S
+    ) -> None:
+        """Look topics up; missing ones are looked for when they are asked for. A look that takes longer than `limit_s`
+        goes on: nobody asks by id again."""
         if names or ids:
             look = self._begin(self._look(names, ids), "topics of a slot")
             with contextlib.suppress(TimeoutError):
-                await self._clock.wait_for(asyncio.shield(look), TAKE_UP_S)
+                await self._clock.wait_for(asyncio.shield(look), limit_s)
 
     async def _look(self, names: Collection[str], ids: Collection[uuid.UUID]) -> None:
         try:
@@ -320,13 +325,21 @@ class FleetSlotContents:
     async def _forget(self, topic_id: uuid.UUID) -> None:
         """Forget a topic once the brokers do not have it: the one that is known now may be an older one, told by a
         broker that was cut off."""
+        while await self._may_exist(topic_id):
+            await self._clock.sleep(FORGET_S)
         try:
-            while await self._log.exists(topic_id):
-                await self._clock.sleep(FORGET_S)
             await self._service.coordinator.topic_deleted(topic_id)
             await self._cooperative.topic_gone(topic_id)
         except LogError as error:
             logger.warning("state of a topic that was made anew is left: %s id=%s", error, topic_id)
+
+    async def _may_exist(self, topic_id: uuid.UUID) -> bool:
+        """Return False if the brokers do not have a topic; True also while they do not say."""
+        try:
+            return await self._log.exists(topic_id)
+        except StorageError as error:
+            logger.info("whether a topic that was made anew is gone is asked again: %s id=%s", error, topic_id)
+            return True
 
 
 def _topic_of(key: bytes) -> uuid.UUID | None:

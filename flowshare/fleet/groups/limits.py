@@ -167,10 +167,10 @@ class FleetLimits:
         asked_s = self.clock.monotonic()
         try:
             granted = await self._ask(group_id, report)
-            self._leased[group_id] = granted.lease, asked_s + LEASE_MS / 1000
-            self._told[group_id] = _Known(granted.gate.told, self.clock.steady_ms())
             self.service.partitions.open_gate(group_id, granted.gate)
             self.service.partitions.let_through(group_id, granted.more)
+            self._told[group_id] = _Known(granted.gate.told, self.clock.steady_ms())
+            self._leased[group_id] = granted.lease, asked_s + LEASE_MS / 1000  # last: only what was taken in counts
             self._failing.discard(group_id)
         except (OSError, ClientError, Refused) as error:
             logger.debug("no lease of the limits of group %s: %s", group_id, error)

@@ -185,6 +185,7 @@ class Topics(Mapping[str, Topic]):
                 break
             if oldest not in self._known:
                 del self._wanted[oldest]
+                self._last.pop(oldest, None)
                 break
         if ask:
             self._fresh.add(name)

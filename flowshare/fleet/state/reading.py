@@ -352,7 +352,11 @@ class SlotTails:
     async def _run(self, node: int) -> None:
         """Follow the slots that a broker leads (NOBODY: those whose leader is not known) while there are any."""
         failures = 0
-        while asked := {slot: one for slot, one in self._followers.items() if self._leader(slot) == node}:
+        while True:
+            self._spread()  # leaders may have moved during any wait; without it nobody would follow their slots
+            asked = {slot: one for slot, one in self._followers.items() if self._leader(slot) == node}
+            if not asked:
+                return
             positions = {slot: one.position() for slot, one in asked.items()}
             parts = tuple(
                 FetchPartition(self._topic, slot, position, PART_BYTES)
@@ -371,7 +375,6 @@ class SlotTails:
             except Exception:
                 logger.exception("following the slots of %s failed unexpectedly", self._topic)
                 passed = False
-            self._spread()
             failures = 0 if passed else failures + 1
             pause_s = backoff_s(failures, 2 * PAUSE_S, PAUSE_MAX_S)
             await self._clock.sleep(max(pause_s, asked_s + APART_S - self._clock.monotonic()))
