@@ -151,6 +151,8 @@ class MicroBatches:
         self._restored = False
         """True if the checkpoint's state was compared with the group."""
         self._backlog: BacklogEnd | None = None
+        self._away_until_s: float | None = None
+        """When a run that empties the backlog gives the group up; None: the group has answered last."""
         """The end of the backlog; None: this run does not empty it."""
         self._begun = Offset()
         """The offset with which this process began."""
@@ -202,10 +204,10 @@ class MicroBatches:
         """Take in that `begun` is committed, and return ranges for the next batch; none if there are no records, or if
         the group is not reached at the moment.
 
-        A run that empties the backlog ends at its first batch without a record, so it tries again for AWAY_S, and then
-        fails. Raises: ClientError, OSError.
+        A run that empties the backlog ends at its first batch without a record, so it tries again until the group has
+        not answered for AWAY_S, and then fails. Raises: ClientError, OSError.
         """
-        until_s: float | None = None
+        self._away_until_s = None
         while True:
             try:
                 self._restore(member)
@@ -214,14 +216,14 @@ class MicroBatches:
                 self._prune(member)
                 return self._fresh(member, records_in(begun.ranges))
             except (ClientError, OSError) as error:
-                until_s = until_s or time.monotonic() + AWAY_S
-                emptying = self._backlog is not None
-                if member.refused or (emptying and time.monotonic() >= until_s):
+                self._away_until_s = self._away_until_s or time.monotonic() + AWAY_S
+                if member.refused or (self._backlog is not None and time.monotonic() >= self._away_until_s):
                     raise
                 logger.warning("group %s: %s", self._options.group, error)
                 time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
-                if not emptying:
+                if self._backlog is None:
                     return []
+                self._backlog.look_again()
 
     def tasks(self, offset: Offset, begun: Offset) -> list[ReadTask]:
         """Return the read tasks of a batch. begun: the offset before the batch, which is committed."""
@@ -592,10 +594,12 @@ class MicroBatches:
         if self._backlog is None:
             return True
         left = member.ask(progress.left, self._options.group, self._backlog.ends)
+        self._away_until_s = None
         return self._backlog.over(left, time.monotonic())
 
     def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
         """Return the acquired ranges that were in no batch yet."""
+        self._away_until_s = None
         if self._backlog is not None:
             self._backlog.took(got, time.monotonic() + EMPTY_S + member.lock_s)
         for topic in self._accepts.meet(member.topics):
