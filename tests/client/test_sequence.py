@@ -16,6 +16,7 @@ from flowshare.client.producer.sequence import EPOCH_MAX, IN_FLIGHT_MAX, SEQUENC
 from flowshare.core_errors import InvalidProducerEpoch, OutOfOrderSequence
 from flowshare.transactions import producers
 
+KINDS = ("cut", "late", "refuse", "large", "give")
 SEEDS = range(int(os.environ.get("SIM_SEED_FIRST", "0")), int(os.environ.get("SIM_SEED_FIRST", "0")) + 300)
 
 
@@ -162,6 +163,20 @@ def test_a_transaction_with_a_hole_has_failed():
     assert sequence.again is None
 
 
+@pytest.mark.parametrize("end", ["refused", "out_of_step", "fenced"])
+def test_what_never_left_is_sent_again_in_a_new_epoch_when_the_batch_before_it_made_a_hole(end):
+    sequence, (one, two) = running()
+    getattr(sequence, end)(one)
+    sequence.lost(two, sent=False)
+
+    if end == "fenced":
+        assert sequence.identity is None
+        sequence.begin((8, 0))
+    first = sequence.take_again()
+    assert first is (two if end == "refused" else one)
+    assert first.sequence == 0
+
+
 # --- simulation -----------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +218,7 @@ class World:
     def __post_init__(self):
         self.random = random.Random(self.seed)
         self.sequence = PartitionSequence()
-        self.rates = {name: self.random.choice((0.0, 0.05, 0.3)) for name in ("cut", "late", "refuse", "large", "give")}
+        self.rates = {name: self.random.choice((0.0, 0.05, 0.3)) for name in (*KINDS, "unsent")}
         self.ids = 0
         self.waiting = []
         self.requests = []
@@ -267,11 +282,14 @@ class World:
     def cut(self):
         """The connection ends: what was under way is lost to the client; the broker may still read some of it."""
         lost = [sent for sent, _ in self.answers] + self.requests
+        unsent = list[object]()
         if self.chance("late"):
             self.zombies += self.requests
+        elif self.chance("unsent"):  # the client knows that these did not leave
+            unsent = self.requests
         self.answers, self.requests = [], []
         for sent in lost:
-            self.sequence.lost(sent.entry)
+            self.sequence.lost(sent.entry, sent=not any(sent is one for one in unsent))
 
     def late(self):
         """A broker comes to what it had read from a connection that has ended."""
@@ -340,13 +358,16 @@ def _hasty(sequence):
     CORE._go_on(sequence)
 
 
-def _forgetful(sequence, entry):
-    CORE.lost(sequence, entry)
+def _forgetful(sequence, entry, *, sent=True):
+    CORE.lost(sequence, entry, sent=sent)
     sequence._careful = False
 
 
 MUTANTS = {
-    "what is lost counts as not written": ("lost", CORE.out_of_step),
+    "what is lost counts as not written": (
+        "lost",
+        lambda sequence, entry, *, sent=True: CORE.out_of_step(sequence, entry),
+    ),
     "a hole is passed over": ("_drop", lambda sequence, entry: sequence.entries.remove(entry)),
     "what is out of step counts as written": ("out_of_step", CORE.confirmed),
     "a new epoch does not wait for what is in doubt": ("_go_on", _hasty),

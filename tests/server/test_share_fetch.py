@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from flowshare.log.base import StorageError
+from flowshare.log.base import NotLed, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteRecordsRequest, DeleteTopicRequest, TopicPartition
 from flowshare.server.runtime.state import ShareKey
@@ -569,6 +569,8 @@ async def test_a_share_partition_whose_load_does_not_end_is_laid_down_at_once() 
         at = await w.log(1)
         m = w.member("m1")
         partitions = w.server.share.partitions
+        faults = list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         with slow_to_load(w, 0):
             first = await parked(m.fetch(at, max_wait_ms=60_000))
             laid_down = asyncio.ensure_future(partitions.lay_down(lambda _: True))
@@ -577,8 +579,80 @@ async def test_a_share_partition_whose_load_does_not_end_is_laid_down_at_once() 
             (told,) = (await first).partitions
             assert not partitions.served(ShareKey("g", *at))
 
+        assert faults == []
         assert told.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert ranges(await m.fetch(max_wait_ms=500)) == [(0, 0, 1)]
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["cannot be loaded", "is led elsewhere"])
+async def test_each_fetch_is_told_of_a_share_partition_that_cannot_be_read(led: bool) -> None:
+    """A client looks for another leader only when it is told to."""
+    async with world() as w:
+        good, bad = await w.logs(1, 1)
+        if led:
+            w.server.share.local._loader.load = refusing_load(w.server.share.local._loader.load, bad[1])
+            expected = ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            w.server.share.duties.check_leader = not_led(bad[1])
+            expected = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        m = w.member("m1")
+        answers = [await m.fetch(good, bad)]
+        for _ in range(2):  # long polls that find nothing
+            polling = await parked(m.fetch(max_wait_ms=500))
+            await w.clock.advance(0.6)
+            answers.append(await polling)
+        polling = await parked(m.fetch(max_wait_ms=500))
+        await w.produce(1)
+        answers.append(await polling)
+        first = await parked(w.member("m2").fetch(good, bad, max_wait_ms=500))
+        await w.clock.advance(0.6)
+        answers.append(await first)
+
+        told = [{part.partition: part.error for part in answer.partitions}.get(bad[1]) for answer in answers]
+        assert told == [expected] * 5
+
+
+def refusing_load(load, partition):
+    """A loader's `load` that fails for this partition."""
+
+    async def refuse(key, *args, **given):
+        if key.partition == partition:
+            raise StorageError("its log has no leader")
+        return await load(key, *args, **given)
+
+    return refuse
+
+
+def not_led(partition):
+    """A `check_leader` that refuses this partition."""
+
+    def check(key):
+        if key.partition == partition:
+            raise NotLed("it is led elsewhere")
+
+    return check
+
+
+async def test_an_append_is_read_once_by_fetches_that_wait_for_as_many_bytes() -> None:
+    async with world() as w:
+        at = await w.log(1)
+        await w.member("m").fetch(at)
+        waiting = [await parked(w.member(f"m{n}").fetch(at, max_wait_ms=5_000, min_bytes=100_000)) for n in range(10)]
+        read, reads = w.storage.read, 0
+
+        async def counted(*args, **given):
+            nonlocal reads
+            reads += 1
+            return await read(*args, **given)
+
+        w.storage.read = counted
+        for _ in range(5):
+            await w.produce(1)
+            await settle()
+
+        assert reads == 5
+        await w.clock.advance(6)
+        await asyncio.gather(*waiting)
 
 
 async def test_a_fetch_waits_for_a_load_up_to_its_wait_limit_and_is_told_how_it_ended() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest, TopicPartition
+from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest, ShareSettleRequest, TopicPartition
 from flowshare.server.share.acknowledge import merged
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
-from tests.server.world import accept, parked, ranges, reject, world
+from tests.server.world import EARLIEST, accept, parked, ranges, reject, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -271,4 +271,59 @@ async def test_records_that_are_to_come_alone_keep_their_share_partition_in_memo
         await settle()
 
         assert alone == [(0, 0, 3)]
+        assert w.server.share.partitions.owners("g") == []
+
+
+async def test_a_group_whose_only_member_died_twice_expires_all_the_same() -> None:
+    async with world(configs={**EARLIEST, "share.retention.ms": "3600000"}) as w:
+        at = await w.log(3)
+        for name in ("m1", "m2"):
+            m = w.member(name)
+            await m.heartbeat("t")
+            await m.fetch(at)
+            await m.connection.close()
+            await settle()
+            await w.clock.advance(120)
+        assert list(w.server.share.coordinator.groups) == ["g"]
+        await w.clock.advance(2 * 3600)
+        await settle()
+
+        assert list(w.server.share.coordinator.groups) == []
+
+
+async def test_a_share_partition_that_is_read_stays_loaded_when_the_grace_of_another_member_is_over() -> None:
+    async with world() as w:
+        at, m = await w.held(3, own=True)
+        share = w.server.share
+        closed = share.sessions.cut_off(m.connection)
+        await settle()
+        other = w.member("m2")
+        await other.heartbeat("t")
+        fetching = await parked(other.fetch(at, max_wait_ms=60_000))
+        for one in closed:
+            share.sessions.gave_up(one)
+
+        assert ranges(await fetching) == [(0, 2, 2)]
+        await other.acknowledge({at: [accept(0, 2)]})
+        await settle()
+        await w.produce(1)
+        assert ranges(await other.fetch()) == [(3, 3, 1)]
+        assert share.stats.loads == 1
+
+
+async def test_a_late_settle_of_the_last_member_is_told_what_it_does_not_hold_any_more() -> None:
+    async with world() as w:
+        at, m = await w.held(3)
+        await m.connection.close()
+        await settle()
+        assert w.server.share.partitions.owners("g") == []
+        m.reconnect()
+
+        asked = ShareSettleRequest(
+            group_id="g", member_id="m1", topic_id=at[0], partition=0, acks=(accept(0),), outputs=()
+        )
+        answer = await m.connection.send(asked)
+
+        assert answer.error is ErrorCode.INVALID_RECORD_STATE
+        assert answer.refused == ((0, 0),)
         assert w.server.share.partitions.owners("g") == []

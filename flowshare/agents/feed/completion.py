@@ -147,8 +147,17 @@ class Completion:
             record = chunk.whole(raw)
             with about(chunk, record):
                 logger.exception("%s: its outcome could not be carried out", chunk.where(record.offset))
-            reason = clip(f"its outcome could not be carried out: {named(error)}", REASON_MAX)
-            self._ack(chunk, record, RELEASE, "released", reason, FAILED_DELAY_S, delay_ms=round(FAILED_DELAY_S * 1000))
+            if record.offset not in chunk.settled:
+                self._not_carried_out(chunk, record, outcome, error)
+
+    def _not_carried_out(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, error: Exception) -> None:
+        """Let a record come again, or its outcome be tried again, as after a dead letter that could not be produced."""
+        if self.delays is not None and not chunk.is_accepted:
+            self.delays.hold(chunk, record, FAILED_DELAY_S, lambda: self.complete(chunk, record, outcome))
+            return
+        reason = clip(f"its outcome could not be carried out: {named(error)}", REASON_MAX)
+        last = record.delivery_count >= self._agent.options.retry.max_attempts
+        self._release(chunk, record, reason, FAILED_DELAY_S, "released", unrun=last)
 
     def _complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ACCEPT:

@@ -151,6 +151,7 @@ class PartitionSequence(Generic[B]):
         self._back(entry)
         entry.in_doubt = entry.in_doubt or sent
         self._careful = True
+        self._go_on()
 
     def out_of_step(self, entry: NumberedBatch[B]) -> None:
         """Mark a batch as not in the log, because it does not follow the last one there."""

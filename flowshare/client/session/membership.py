@@ -220,10 +220,12 @@ class Membership:
         request = self._request(self.epoch)
         self._sent = number = self._sent + 1
         self.beaten_s = self._clock.monotonic()
-        self._asked_in = True
+        before, self._asked_in = self._asked_in, True
         try:
             answer = await self._link.send(request)
         except (NotConnected, ConnectionLost) as error:
+            if isinstance(error, NotConnected):  # it was not sent
+                self._asked_in = before
             self._announced = None
             self._later(str(error))
             return False

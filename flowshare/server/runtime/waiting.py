@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flowshare.server.runtime import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from flowshare.clock import Clock, TimerHandle
 
@@ -38,9 +38,11 @@ class Ended(enum.Enum):
 class Waiter:
     """One fetch, parked or about to look again."""
 
-    __slots__ = ("_future", "_woken", "at", "ended")
+    __slots__ = ("_future", "_woken", "at", "ended", "min_bytes")
 
     def __init__(self) -> None:
+        self.min_bytes = 1
+        """The fetch waits for so many bytes of records (MinBytes)."""
         self.ended = Ended.NO
         self.at: WaitQueue | None = None
         """The queue where the fetch takes records just now; it comes to the other share-partitions later."""
@@ -103,6 +105,10 @@ class WaitQueue:
     def __len__(self) -> int:
         """Return how many fetches wait, without called ones."""
         return len(self._waiters)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Iterate over the fetches that wait, without called ones, longest waiting first."""
+        return iter(self._waiters)
 
     @property
     def called(self) -> int:

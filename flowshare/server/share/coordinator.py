@@ -12,6 +12,7 @@ their sessions had timed out. The same holds for a member of flowshare's own who
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import Counter
@@ -32,7 +33,6 @@ from flowshare.share.config import KEY_ORDER
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 
 if TYPE_CHECKING:
-    import asyncio
     import uuid
     from collections.abc import Callable, Container, Coroutine, Generator, Iterable, Mapping, Sequence
 
@@ -56,6 +56,8 @@ PREFIX: Final = b"g/"
 LATE_MS: Final = 500
 """Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
 heartbeats."""
+BESIDE_MAX: Final = 64
+"""Deletions and writes of groups that run at once beside the watch."""
 LOOK_S: Final = 0.05
 """Seconds between two checks for a process's end: its connections end a moment before the process."""
 NOTE_MS: Final = 1_000
@@ -111,6 +113,9 @@ class Coordinator:
         """Deletions of expired groups under way."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         """Writes of groups under way for which nobody waits."""
+        self._beside_places = asyncio.Semaphore(BESIDE_MAX)
+        self._told_unwritten: set[str] = set()
+        """Groups that cannot be written, as the log says."""
         self._changing_order: Counter[str] = Counter()
         """Changes of order under way, by group."""
         self._first_states = FirstStates(leaders, self.write, clock)
@@ -509,8 +514,18 @@ class Coordinator:
 
     def _beside(self, tasks: dict[str, asyncio.Task[None]], group_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a group's work beside the watch, which begins it again if it failed."""
-        task = tasks[group_id] = self._runtime.spawn(work)
-        task.add_done_callback(lambda _: tasks.pop(group_id, None))
+
+        async def in_turn() -> None:
+            async with self._beside_places:
+                await work
+
+        task = tasks[group_id] = self._runtime.spawn(in_turn())
+
+        def ended(_: object) -> None:
+            tasks.pop(group_id, None)
+            work.close()  # a task that was cancelled before its turn has not begun it
+
+        task.add_done_callback(ended)
 
     def _write_due(self, now_ms: int) -> None:
         """Write groups with noted changes that are due, and groups whose last write failed."""
@@ -521,6 +536,7 @@ class Coordinator:
             group = self.groups.get(group_id)
             if group is None:
                 del self._unwritten[group_id]
+                self._told_unwritten.discard(group_id)
             elif group_id not in self._writing:
                 self._beside(self._writing, group_id, self._rewrite(group))
 
@@ -528,6 +544,10 @@ class Coordinator:
         try:
             await self.write(group)
         except LogError as error:
-            logger.error(  # noqa: TRY400  the text says it
-                "group could not be written, tried again soon: %s group=%s", error, group.group_id
-            )
+            if group.group_id not in self._told_unwritten:  # it is tried each second
+                self._told_unwritten.add(group.group_id)
+                logger.error(  # noqa: TRY400  the text says it
+                    "group could not be written, tried again until it is: %s group=%s", error, group.group_id
+                )
+        else:
+            self._told_unwritten.discard(group.group_id)

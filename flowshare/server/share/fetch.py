@@ -174,6 +174,7 @@ class ShareFetching(Family):
             limit = waiter.end_after(self._clock, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
+        waiter.min_bytes = request.min_bytes
         readable = self._readable(turn.session.group_id, connection)
         visit = _Visit(self._partitions, request, turn, waiter, readable=readable, clock=self._clock)
         try:
@@ -262,6 +263,8 @@ class _Visit:
         self._owners: dict[Key, PartitionOwner] = {}
         self._loads: dict[Key, asyncio.Task[object]] = {}
         self._loads_at_once = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._errors: dict[Key, Result] = {}
+        """The error of each share-partition's last load, told until it is loaded."""
         self._patient = True
         self._space = answers.space()
 
@@ -381,16 +384,27 @@ class _Visit:
             try:
                 self._loads.pop(key).result()
             except EXPECTED as error:
-                found.errors[key] = Result(*failure(error))
+                found.errors[key] = self._errors[key] = Result(*failure(error))
         for key in self._turn.partitions:
-            if key not in self._loads and key not in found.errors and not self._known(key, found):
+            if key in found.errors:
+                continue
+            if self._known(key, found):
+                self._errors.pop(key, None)
+                continue
+            if key not in self._loads:
                 self._loads[key] = asyncio.get_running_loop().create_task(self._load(key))
+            if key in self._errors:  # while the next try is under way
+                found.errors[key] = self._errors[key]
 
     async def _load(self, key: Key) -> None:
         """Load a share-partition. Raises: `EXPECTED`."""
+        self._readable(key)
+        share = ShareKey(self._group_id, *key)
+        if self._partitions.loading_s(share):  # begun by another fetch: it takes no place among this one's
+            await self._partitions.open(share)
+            return
         async with self._loads_at_once:
-            self._readable(key)
-            await self._partitions.open(ShareKey(self._group_id, *key))
+            await self._partitions.open(share)
 
     def _loading_s(self, key: Key) -> float:
         return self._partitions.loading_s(ShareKey(self._group_id, *key))

@@ -83,8 +83,8 @@ class PartitionOwner:
         generation: int = 0,
         parked: Mapping[bytes, ParkedKey] | None = None,
     ) -> None:
-        """on_idle: called when a write has left it idle. opened: for a group ordered by key. generation: number of this
-        load, see `Taken.fence`. parked: the parked keys."""
+        """on_idle: called when a write has left it so that it `may_leave`. opened: for a group ordered by key.
+        generation: number of this load, see `Taken.fence`. parked: the parked keys."""
         self.key = key
         self.partition = partition
         self.log = log
@@ -191,10 +191,15 @@ class PartitionOwner:
 
     @property
     def idle(self) -> bool:
-        """True if no member holds or waits for records, nothing is left to write, and nothing would be forgotten."""
+        """True if no member holds or waits for records, and nothing is left to write."""
         partition = self.partition
         unused = not partition.acquired_count and len(self.waiting.queue) == 0 and not partition.has_archiving
-        return unused and self._writer.idle and not partition.has_suspects
+        return unused and self._writer.idle
+
+    @property
+    def may_leave(self) -> bool:
+        """True if it may leave memory: it is idle, and has no records that are to come alone, as only memory knows."""
+        return self.idle and not self.partition.has_suspects
 
     def stuck(self) -> tuple[BlockedKey, ...]:
         """Return the keys that hold up most records, as they were a moment ago."""
@@ -605,7 +610,7 @@ class PartitionOwner:
         self.waiting.nudge()
         if durable and self.partition.has_archiving:
             self._on_archiving(self)
-        if self.idle:
+        if self.may_leave:
             self._on_idle(self)
 
     def _due_ms(self) -> int | None:

@@ -302,14 +302,14 @@ class Partitions:
         self._unused.update(key for key in self._loading if key.group_id == group_id)
         for owner in self.owners(group_id):
             self._unused.add(owner.key)
-            if owner.idle:
-                self._idle(owner)
+            if owner.may_leave:
+                self._leave(owner)
 
     def used(self, group_id: str) -> None:
         """Keep a group's share-partitions: it has a session again."""
         self._unused = {key for key in self._unused if key.group_id != group_id}
 
-    def _idle(self, owner: PartitionOwner) -> None:
+    def _leave(self, owner: PartitionOwner) -> None:
         if owner.key in self._unused:
             owner.stop()
             self._remove(owner)
@@ -403,7 +403,7 @@ class Partitions:
             config=config,
             durable_acquire=self._durable_acquire,
             on_archiving=self._on_archiving,
-            on_idle=self._idle,
+            on_idle=self._leave,
             kafka=self._kafka,
             opened=None if order is None else OpenedLog(log, order, self._opened_batches, key),
         )
@@ -413,11 +413,14 @@ class Partitions:
 
     def _loaded(self, key: ShareKey, task: asyncio.Task[PartitionOwner]) -> None:
         del self._loading[key], self._loading_from[key]
-        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            self._unused.discard(key)
+            return
+        error = task.exception()
         if error is None:
             self._failed.pop(key, None)
-            if (owner := task.result()).idle:
-                self._idle(owner)
+            if (owner := task.result()).may_leave:
+                self._leave(owner)
             return
         self._unused.discard(key)
         if isinstance(error, NotLed | Refused):

@@ -263,6 +263,7 @@ class ShareService:
                 clock=self.clock,
                 stats=self.stats,
                 duties=self.duties,
+                settled_late=self.sessions.drop_unread,
             ),
             ShareResuming(self.partitions, self.topics, self.sessions.resumed),
         )

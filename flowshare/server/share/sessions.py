@@ -133,8 +133,12 @@ class Sessions:
         """
         self._end_fetches(closed.group_id, closed.member_id, Ended.SESSION)
         self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions, died=died)
-        if closed.last_of_group:
-            self._partitions.drop_idle(closed.group_id)
+        self.drop_unread(closed.group_id)
+
+    def drop_unread(self, group_id: str) -> None:
+        """Let the share-partitions of a group that has no session leave memory."""
+        if not self._cores.has(group_id):
+            self._partitions.drop_idle(group_id)
 
     def member_died(self, group_id: str, member_id: str) -> None:
         """End the session of a member that left its group without a word: its fetches under way must get nothing any
@@ -147,8 +151,7 @@ class Sessions:
         if closed is not None:
             self.evicted += 1
             self._end_fetches(group_id, member_id, Ended.SESSION)
-            if closed.last_of_group:
-                self._partitions.drop_idle(group_id)
+            self.drop_unread(group_id)
 
     def enter(self, group_id: str, member_id: str) -> Waiter:
         """Begin a fetch; it may wait unless too many do."""
@@ -166,8 +169,7 @@ class Sessions:
         del waiters[waiter]
         if not waiters:
             del self._waiters[group_id, member_id]
-            if not self._cores.has(group_id):
-                self._partitions.drop_idle(group_id)  # until now this fetch stood in their lines
+            self.drop_unread(group_id)  # until now this fetch stood in their lines
 
     def _end_fetches(self, group_id: str, member_id: str, reason: Ended, kept: int = 0) -> None:
         """End a session's fetches, but for the last `kept`."""

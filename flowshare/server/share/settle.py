@@ -28,6 +28,8 @@ from flowshare.server.share.duties import NOT_KNOWN
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.server.runtime.topic_index import TopicIndex
@@ -55,7 +57,10 @@ class ShareSettling(Family):
         clock: Clock,
         stats: Stats,
         duties: Duties,
+        settled_late: Callable[[str], object],
     ) -> None:
+        """settled_late: called with the group after a settle in a share-partition that nobody had loaded."""
+        self._settled_late = settled_late
         self._storage = storage
         self._partitions = partitions
         self._topics = topics
@@ -86,12 +91,20 @@ class ShareSettling(Family):
         source = None if connection.host == IN_PROCESS else connection
         checked = await self._storage.checked(outputs, source=source)
         topic = self._topics.find(request.topic_id, request.partition)
-        owner = self._partitions.get(key)
+        owner, late = self._partitions.get(key), False
+        if owner is None and self._partitions.knows(
+            key
+        ):  # its last reader has gone: what it held is told from its state
+            owner, late = await self._partitions.open(key), True
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{request.partition} is not loaded for group {group_id}")
         now_ms = self._clock.steady_ms()
-        await owner.settle(member_id, [batch_of(ack, now_ms) for ack in request.acks], checked)
+        try:
+            await owner.settle(member_id, [batch_of(ack, now_ms) for ack in request.acks], checked)
+        finally:
+            if late:
+                self._settled_late(group_id)
 
     def _refused(self, request: ShareSettleRequest, error: BaseException) -> ShareSettleResponse:
         code, message = failure(error)

@@ -88,7 +88,7 @@ class Waiters:
         self._alarm = alarm
         self._closed = False
         self._passed: set[Waiter] = set()
-        """Fetches that wait for more bytes than they found since the last nudge."""
+        """Fetches that wait for more bytes than there were at a look since the last nudge."""
         self.queue = WaitQueue()
         self.quota: Quota | None = None
 
@@ -135,8 +135,12 @@ class Waiters:
             self.quota.pass_on()
 
     def pass_on(self, waiter: Waiter) -> None:
-        """Wake the next fetch: this one looked, and waits for more bytes. Ends when all have looked."""
+        """Wake the next fetch that waits for fewer bytes: this one looked, and found less than it waits for.
+
+        Others that wait for as many need not look: with many members each append would be read by all.
+        """
         self._passed.add(waiter)
+        self._passed.update(one for one in self.queue if one.min_bytes >= waiter.min_bytes)
         self.look()
 
     def look(self) -> None:

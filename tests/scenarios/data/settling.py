@@ -301,7 +301,6 @@ SCENARIOS = (
             {OUT}
             log 0
             fetch M1 => [0-0]c1
-            fetch M2 => nothing
             close M1
         """,
         when="share_settle M1 0:accept +out.0:1 => INVALID_RECORD_STATE refused=0-0",
