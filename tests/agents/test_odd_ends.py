@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
+from flowshare.agents.feed.ack_sender import AckSender
 from flowshare.agents.feed.completion import Completion
 from flowshare.agents.handler.texts import REASON_MAX, TRACE_MAX, named, said, shown, trace
 from flowshare.agents.host.service import ServiceLoop, run_through
@@ -527,3 +528,45 @@ def test_a_delay_that_is_no_time_holds_up_no_record(delay: float):
     seen = run_agent(failing, [0, 1, 2], retry=retry, limit_s=31 * 86_400.0)
 
     assert sorted(seen.outcomes) == ["accepted", "accepted", "dead_lettered", "retried"]
+
+
+def test_an_error_behind_a_records_acknowledgement_decides_it_no_second_time(monkeypatch: pytest.MonkeyPatch):
+    acknowledge, failed = AckSender.acknowledge, list[int]()
+
+    def fails_once(self: AckSender, *args: Any, **given: Any) -> None:
+        acknowledge(self, *args, **given)
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(AckSender, "acknowledge", fails_once)
+
+    async def failing_once(value: int) -> None:
+        if not failed:
+            raise RuntimeError("bad")
+
+    seen = run_agent(failing_once, [0], retry=TWICE, limit_s=100)
+
+    assert seen.outcomes == ["retried", "accepted"]
+    assert seen.stats["outstanding"] == 0
+
+
+def test_a_last_attempt_whose_outcome_cannot_be_carried_out_is_the_handlers_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    carry_out, failed = Completion._complete, list[int]()
+
+    def fails_once(self: Completion, *args: Any) -> None:
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("injected")
+        carry_out(self, *args)
+
+    monkeypatch.setattr(Completion, "_complete", fails_once)
+
+    async def failing(value: int) -> None:
+        raise ValueError("the handler's own")
+
+    seen = run_agent(failing, [0], retry=fs.Retry(max_attempts=1), limit_s=100)
+
+    assert "the handler's own" in seen.dead[0].reason

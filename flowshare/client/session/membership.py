@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 EPOCH_JOIN: Final = 0
 EPOCH_LEAVE: Final = -1
 REJOIN: Final = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
+UNSURE_S: Final = 1.0
+"""Longest wait, in seconds, for the answer to a leave of a member that has not heard of its own join."""
 LATER: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR}
 NAME_RETRY_S: Final = 1.0
 QUICK_S: Final = 0.1
@@ -143,9 +145,10 @@ class Membership:
         """Stop the heartbeats and leave the group; errors of the group or the connection are not raised."""
         await self.stop()
         if self._asked_in and self._link.current is not None:
+            limit_s = UNSURE_S if self.epoch == EPOCH_JOIN else None
             try:
-                await self._link.send(self._request(EPOCH_LEAVE))
-            except (ConnectionLost, NotConnected, Closed) as error:
+                await self._clock.wait_for(self._link.send(self._request(EPOCH_LEAVE)), limit_s)
+            except (ConnectionLost, NotConnected, Closed, TimeoutError) as error:
                 logger.info("%s/%s left without an answer: %s", self.group_id, self.member_id, error)
         self._out()
 

@@ -16,6 +16,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcquireMode
 from flowshare.testing.clock import settle
 from tests.batches import place
+from tests.client.brokers import FakeCluster
 from tests.client.fakes import ORDERS, FakeServer
 from tests.client.worlds import within
 
@@ -898,3 +899,19 @@ async def test_a_member_that_was_refused_does_not_leave(clock):
     await within(clock, 30, member.close())
 
     assert [one.member_epoch for one in server.seen(m.ShareGroupHeartbeatRequest)] == [0]
+
+
+async def test_a_member_that_never_reached_its_coordinator_ends_soon(clock):
+    cluster = FakeCluster(clock, [2, 2], coordinator=1)
+    cluster.cluster.set_bootstrap(["broker:2"])
+    cluster.brokers[1].down = True
+    member = ShareMember(cluster.connect, group_id="g", topics=["orders"], clock=clock, member_id="m1")
+    starting = asyncio.ensure_future(member.start())
+    await clock.advance(5)
+    starting.cancel()
+    await settle()
+    began_s = clock.monotonic()
+
+    await within(clock, 60, member.close())
+
+    assert clock.monotonic() - began_s < 2
