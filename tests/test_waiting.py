@@ -37,6 +37,7 @@ SLEEPERS = {
     "agents/cooperative/test_workers.py": VIRTUAL,
     "agents/telemetry/test_spans.py": VIRTUAL,
     "client/cooperative/test_clocks.py": VIRTUAL,
+    "client/cooperative/test_consumer.py": VIRTUAL,
     "client/cooperative/test_free.py": VIRTUAL,
     "client/cooperative/test_outages.py": VIRTUAL,
     "client/cooperative/test_settles.py": VIRTUAL,
