@@ -418,3 +418,25 @@ async def test_settings_that_are_being_written_when_a_group_is_given_away_are_no
         await asyncio.gather(setting, laid_down)
 
         assert configs.stored("g") == {}
+
+
+async def test_each_outage_of_the_store_is_told_once_for_a_group(caplog) -> None:
+    async with world() as w:
+        await w.topic()
+        m = w.member("m1")
+        await m.heartbeat("t")
+        coordinator = w.server.share.coordinator
+
+        async def refuse() -> None:
+            raise StorageError("the disk is full")
+
+        for _ in range(2):
+            w.storage.before_write = refuse
+            coordinator._changed("g")
+            coordinator._runtime.wake()
+            await w.clock.advance(10)
+            w.storage.before_write = None
+            await m.heartbeat()
+            await w.clock.advance(10)
+
+    assert caplog.text.count("group could not be written") == 2

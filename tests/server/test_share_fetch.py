@@ -655,6 +655,25 @@ async def test_an_append_is_read_once_by_fetches_that_wait_for_as_many_bytes() -
         await asyncio.gather(*waiting)
 
 
+async def test_a_fetch_that_has_enough_bytes_with_those_of_another_share_partition_is_not_passed_over() -> None:
+    async with world() as w:
+        both = await w.logs(1, 1)
+        await w.member("m").fetch(*both)
+        least = int(1.5 * len(batch(1)))
+        of_one = await parked(w.member("m1").fetch(both[0], max_wait_ms=10_000, min_bytes=least))
+        of_both = await parked(w.member("m2").fetch(*both, max_wait_ms=10_000, min_bytes=least))
+        await w.produce(1, partition=1)
+        await settle()
+        assert not of_both.done()
+        await w.produce(1, partition=0)
+        await settle()
+
+        assert of_both.done()
+        await w.clock.advance(11)
+        found = [[part.partition for part in (await one).partitions if part.acquired] for one in (of_both, of_one)]
+        assert [sorted(parts) for parts in found] == [[0, 1], []]
+
+
 async def test_a_fetch_waits_for_a_load_up_to_its_wait_limit_and_is_told_how_it_ended() -> None:
     async with world() as w:
         at = await w.log(1)

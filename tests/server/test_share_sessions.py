@@ -319,11 +319,14 @@ async def test_a_late_settle_of_the_last_member_is_told_what_it_does_not_hold_an
         assert w.server.share.partitions.owners("g") == []
         m.reconnect()
 
-        asked = ShareSettleRequest(
-            group_id="g", member_id="m1", topic_id=at[0], partition=0, acks=(accept(0),), outputs=()
-        )
-        answer = await m.connection.send(asked)
+        def late(offset):
+            asked = ShareSettleRequest(
+                group_id="g", member_id="m1", topic_id=at[0], partition=0, acks=(accept(offset),), outputs=()
+            )
+            return m.connection.send(asked)
 
-        assert answer.error is ErrorCode.INVALID_RECORD_STATE
-        assert answer.refused == ((0, 0),)
+        answers = await asyncio.gather(*map(late, range(3)))
+
+        assert [one.error for one in answers] == [ErrorCode.INVALID_RECORD_STATE] * 3
+        assert [one.refused for one in answers] == [((0, 0),), ((1, 1),), ((2, 2),)]
         assert w.server.share.partitions.owners("g") == []

@@ -102,3 +102,10 @@ def test_a_group_that_stays_away_fails_the_run(monkeypatch):
 
 def test_a_run_ends_when_others_hold_the_records_for_longer_than_their_locks_last(monkeypatch):
     assert tried(monkeypatch, World(free_s=1e9)) == []
+
+
+def test_troubles_that_come_again_and_again_keep_no_run_from_its_end(monkeypatch):
+    away = tuple((at, at + 1) for at in range(5, 3_600, 20))
+    world = World(free_s=1e9, away=away)
+    assert tried(monkeypatch, world) == []
+    assert world.now_s - BEGUN_S < 120

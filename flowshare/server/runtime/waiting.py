@@ -38,11 +38,13 @@ class Ended(enum.Enum):
 class Waiter:
     """One fetch, parked or about to look again."""
 
-    __slots__ = ("_future", "_woken", "at", "ended", "min_bytes")
+    __slots__ = ("_future", "_woken", "at", "ended", "keys", "min_bytes")
 
     def __init__(self) -> None:
         self.min_bytes = 1
-        """The fetch waits for so many bytes of records (MinBytes)."""
+        """The fetch waits for so many bytes of records (MinBytes), of all its share-partitions together."""
+        self.keys: frozenset[Any] = frozenset()
+        """Its share-partitions."""
         self.ended = Ended.NO
         self.at: WaitQueue | None = None
         """The queue where the fetch takes records just now; it comes to the other share-partitions later."""

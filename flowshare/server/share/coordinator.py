@@ -57,7 +57,7 @@ LATE_MS: Final = 500
 """Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
 heartbeats."""
 BESIDE_MAX: Final = 64
-"""Deletions and writes of groups that run at once beside the watch."""
+"""Most deletions, and most writes, of groups that run at once beside the watch."""
 LOOK_S: Final = 0.05
 """Seconds between two checks for a process's end: its connections end a moment before the process."""
 NOTE_MS: Final = 1_000
@@ -113,7 +113,8 @@ class Coordinator:
         """Deletions of expired groups under way."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         """Writes of groups under way for which nobody waits."""
-        self._beside_places = asyncio.Semaphore(BESIDE_MAX)
+        self._places = {id(tasks): asyncio.Semaphore(BESIDE_MAX) for tasks in (self._deleting, self._writing)}
+        """Places of deletions, which wait for other servers, and of writes."""
         self._told_unwritten: set[str] = set()
         """Groups that cannot be written, as the log says."""
         self._changing_order: Counter[str] = Counter()
@@ -158,6 +159,7 @@ class Coordinator:
         for group_id in group_ids:
             self.groups.pop(group_id, None)
             self._unwritten.pop(group_id, None)
+            self._told_unwritten.discard(group_id)
             self._noted.pop(group_id, None)
             self._returns.forget(group_id)
             self._damage.forget(group_id)
@@ -333,6 +335,7 @@ class Coordinator:
         await self._storage.write([*more, (PREFIX + group_id.encode(), self._encoded(group))])
         if self._unwritten.get(group_id) == number:
             del self._unwritten[group_id]
+        self._told_unwritten.discard(group_id)
 
     def _changed(self, group_id: str) -> int:
         """Mark a group as to be written; return the number of the mark."""
@@ -514,9 +517,10 @@ class Coordinator:
 
     def _beside(self, tasks: dict[str, asyncio.Task[None]], group_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a group's work beside the watch, which begins it again if it failed."""
+        places = self._places[id(tasks)]
 
         async def in_turn() -> None:
-            async with self._beside_places:
+            async with places:
                 await work
 
         task = tasks[group_id] = self._runtime.spawn(in_turn())
@@ -543,11 +547,11 @@ class Coordinator:
     async def _rewrite(self, group: ShareGroup) -> None:
         try:
             await self.write(group)
+        except NotLed as error:
+            logger.debug("group is not written here any more: %s group=%s", error, group.group_id)
         except LogError as error:
             if group.group_id not in self._told_unwritten:  # it is tried each second
                 self._told_unwritten.add(group.group_id)
                 logger.error(  # noqa: TRY400  the text says it
                     "group could not be written, tried again until it is: %s group=%s", error, group.group_id
                 )
-        else:
-            self._told_unwritten.discard(group.group_id)

@@ -174,7 +174,7 @@ class ShareFetching(Family):
             limit = waiter.end_after(self._clock, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
-        waiter.min_bytes = request.min_bytes
+        waiter.min_bytes, waiter.keys = request.min_bytes, frozenset(turn.partitions)
         readable = self._readable(turn.session.group_id, connection)
         visit = _Visit(self._partitions, request, turn, waiter, readable=readable, clock=self._clock)
         try:

@@ -14,6 +14,7 @@ PENDING (SG-19.3), and from there on it is one write: durable and answered, or n
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import InvalidRecordState, InvalidRequest, UnknownTopicOrPartition
@@ -28,10 +29,11 @@ from flowshare.server.share.duties import NOT_KNOWN
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
+    from flowshare.log.base import CheckedOutput, Storage
+    from flowshare.protocol.messages import AckBatch
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.partitions import Partitions
@@ -61,6 +63,8 @@ class ShareSettling(Family):
     ) -> None:
         """settled_late: called with the group after a settle in a share-partition that nobody had loaded."""
         self._settled_late = settled_late
+        self._late: Counter[str] = Counter()
+        """Such settles under way, by group."""
         self._storage = storage
         self._partitions = partitions
         self._topics = topics
@@ -91,20 +95,30 @@ class ShareSettling(Family):
         source = None if connection.host == IN_PROCESS else connection
         checked = await self._storage.checked(outputs, source=source)
         topic = self._topics.find(request.topic_id, request.partition)
-        owner, late = self._partitions.get(key), False
-        if owner is None and self._partitions.knows(
-            key
-        ):  # its last reader has gone: what it held is told from its state
-            owner, late = await self._partitions.open(key), True
+        owner = self._partitions.get(key)
+        if owner is None and self._partitions.knows(key):
+            await self._settle_late(key, member_id, request.acks, checked)
+            return
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{request.partition} is not loaded for group {group_id}")
         now_ms = self._clock.steady_ms()
+        await owner.settle(member_id, [batch_of(ack, now_ms) for ack in request.acks], checked)
+
+    async def _settle_late(
+        self, key: ShareKey, member_id: str, acks: Sequence[AckBatch], checked: Sequence[CheckedOutput]
+    ) -> None:
+        """Settle where the last reader has gone: the state tells what it holds no more. Raises: EXPECTED."""
+        self._late[key.group_id] += 1
         try:
-            await owner.settle(member_id, [batch_of(ack, now_ms) for ack in request.acks], checked)
+            owner = await self._partitions.open(key)
+            now_ms = self._clock.steady_ms()
+            await owner.settle(member_id, [batch_of(ack, now_ms) for ack in acks], checked)
         finally:
-            if late:
-                self._settled_late(group_id)
+            self._late[key.group_id] -= 1
+            if not self._late[key.group_id]:  # others may have the same share-partition in hand
+                del self._late[key.group_id]
+                self._settled_late(key.group_id)
 
     def _refused(self, request: ShareSettleRequest, error: BaseException) -> ShareSettleResponse:
         code, message = failure(error)

@@ -135,12 +135,14 @@ class Waiters:
             self.quota.pass_on()
 
     def pass_on(self, waiter: Waiter) -> None:
-        """Wake the next fetch that waits for fewer bytes: this one looked, and found less than it waits for.
+        """Wake the next fetch that may have enough bytes: this one looked, and found less than it waits for.
 
-        Others that wait for as many need not look: with many members each append would be read by all.
+        Others that wait for as many bytes of no other share-partitions need not look: with many members each append
+        would be read by all.
         """
         self._passed.add(waiter)
-        self._passed.update(one for one in self.queue if one.min_bytes >= waiter.min_bytes)
+        alike = [one for one in self.queue if one.min_bytes >= waiter.min_bytes and one.keys <= waiter.keys]
+        self._passed.update(alike)
         self.look()
 
     def look(self) -> None:

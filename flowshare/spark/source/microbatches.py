@@ -151,9 +151,9 @@ class MicroBatches:
         self._restored = False
         """True if the checkpoint's state was compared with the group."""
         self._backlog: BacklogEnd | None = None
-        self._away_until_s: float | None = None
-        """When a run that empties the backlog gives the group up; None: the group has answered last."""
         """The end of the backlog; None: this run does not empty it."""
+        self._away_from_s: float | None = None
+        """Time since which the group is not reached; None: it has answered last."""
         self._begun = Offset()
         """The offset with which this process began."""
         self._running: Offset | None = None
@@ -207,7 +207,7 @@ class MicroBatches:
         A run that empties the backlog ends at its first batch without a record, so it tries again until the group has
         not answered for AWAY_S, and then fails. Raises: ClientError, OSError.
         """
-        self._away_until_s = None
+        self._away_from_s = None
         while True:
             try:
                 self._restore(member)
@@ -216,14 +216,14 @@ class MicroBatches:
                 self._prune(member)
                 return self._fresh(member, records_in(begun.ranges))
             except (ClientError, OSError) as error:
-                self._away_until_s = self._away_until_s or time.monotonic() + AWAY_S
-                if member.refused or (self._backlog is not None and time.monotonic() >= self._away_until_s):
+                now_s = time.monotonic()
+                self._away_from_s = self._away_from_s or now_s
+                if member.refused or (self._backlog is not None and now_s >= self._away_from_s + AWAY_S):
                     raise
                 logger.warning("group %s: %s", self._options.group, error)
                 time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
                 if self._backlog is None:
                     return []
-                self._backlog.look_again()
 
     def tasks(self, offset: Offset, begun: Offset) -> list[ReadTask]:
         """Return the read tasks of a batch. begun: the offset before the batch, which is committed."""
@@ -594,12 +594,18 @@ class MicroBatches:
         if self._backlog is None:
             return True
         left = member.ask(progress.left, self._options.group, self._backlog.ends)
-        self._away_until_s = None
+        self._reached()
         return self._backlog.over(left, time.monotonic())
+
+    def _reached(self) -> None:
+        """Note that the group has answered. Time that it was away does not count for the end of the backlog."""
+        away_from_s, self._away_from_s = self._away_from_s, None
+        if away_from_s is not None and self._backlog is not None:
+            self._backlog.put_off(time.monotonic() - away_from_s)
 
     def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
         """Return the acquired ranges that were in no batch yet."""
-        self._away_until_s = None
+        self._reached()
         if self._backlog is not None:
             self._backlog.took(got, time.monotonic() + EMPTY_S + member.lock_s)
         for topic in self._accepts.meet(member.topics):

@@ -118,9 +118,10 @@ class BacklogEnd:
         elif self._until_s is None:
             self._until_s = until_s
 
-    def look_again(self) -> None:
-        """Begin the while anew: the group was not reached for a part of it, and records may be free by now."""
-        self._until_s = None
+    def put_off(self, seconds: float) -> None:
+        """Wait for so many seconds more: the group was not reached for them, and records may be free by now."""
+        if self._until_s is not None:
+            self._until_s += seconds
 
     def over(self, left: int, now_s: float) -> bool:
         """True if the run is over. left: the number of unfinished records below the ends."""
