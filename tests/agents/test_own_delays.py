@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -399,3 +400,20 @@ def test_each_dead_record_has_one_letter_where_the_brokers_write_one_of_each_rej
 
     assert (len(result.dead), len(result.records("brokers"))) == ((3, 0) if own else (0, 3))
     assert result.stats["dead_lettered" if own else "rejected"] == 3
+
+
+@pytest.mark.flowshare
+async def test_a_keyed_record_of_an_agent_that_reads_another_partition_of_the_retry_topic_gets_there():
+    """By its key it would come to the same partition again and again."""
+    app = one_agent(failing(0, []))
+    async with fs.testing.harness(app) as bus:
+        await app.host.admin.create_partitions("t.agent.retry", 3)
+        app.host.producer.forget_topic("t.agent.retry")
+        await bus.advance(2_000)  # members of a test ask seldom for their partitions
+        place = {"topic": "another", "topic_id": uuid.UUID(int=1), "partition": 0, "offset": 7, "attempts": 1}
+        due = {"due": bus.clock.now_ms(), "timestamp": 1}
+        copied = {f"flowshare.retry.{name}": str(value).encode() for name, value in (place | due).items()}
+        await bus.send("t.agent.retry", b"x", key=b"k", headers=copied)
+        await bus.advance(6 * OTHERS_S[1])
+
+        assert {one.partition for one in bus.records("t.agent.retry")} == {0, 1, 2}

@@ -136,8 +136,13 @@ class Completion:
             clock=self._clock,
             produce=self._produce_again,
             acknowledge=self._ack,
+            partitions=self._partitions,
         )
         return self.delays
+
+    def _partitions(self, topic: str) -> int:
+        known = self._producer.known_topic(topic)
+        return 1 if known is None else known.partitions
 
     def complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
         """Carry out the outcome. An error in doing so is this record's alone: others come in the same hand-over."""

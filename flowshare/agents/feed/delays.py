@@ -81,8 +81,11 @@ class Delays:
         clock: Clock,
         produce: Callable[[Chunk, DecodedRecord, ProducerRecord, Produced], None],
         acknowledge: Callable[[Chunk, DecodedRecord, bytes, str, str, float], None],
+        partitions: Callable[[str], int] = lambda _: 1,
     ) -> None:
+        """partitions: returns a topic's number of partitions; 1: it is not known."""
         self._agent = agent
+        self._partitions = partitions
         self._clock = clock
         self._produce = produce
         self._acknowledge = acknowledge
@@ -130,9 +133,10 @@ class Delays:
         else:
             self.hold(chunk, record, REWRITE_S, lambda: self.rewrite(chunk, record, due_ms))
 
-    def rewrite(self, chunk: Chunk, record: DecodedRecord, due_ms: int) -> None:
-        """Write a waiting record anew at the end of the retry topic, unchanged."""
-        self._put(chunk, record, due_ms, None)
+    def rewrite(self, chunk: Chunk, record: DecodedRecord, due_ms: int, *, elsewhere: bool = False) -> None:
+        """Write a waiting record anew at the end of the retry topic, unchanged. elsewhere: in the next partition, which
+        another member may read; its key would bring it to the same one again."""
+        self._put(chunk, record, due_ms, None, elsewhere=elsewhere)
 
     def passed(self, tp: TopicPartition, last: int) -> None:
         """Move records that are far behind to the retry topic. last: highest offset of the partition in flight."""
@@ -170,7 +174,9 @@ class Delays:
             due_ms = origin.due_ms
         self._put(held.chunk, held.record, due_ms, held.said)
 
-    def _put(self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None) -> None:
+    def _put(
+        self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None, *, elsewhere: bool = False
+    ) -> None:
         """Write into the retry topic, and accept when that is confirmed. said: None: the record did not run, it only
         waits on."""
         waits = said or WAITS
@@ -178,6 +184,8 @@ class Delays:
             self._acknowledge(chunk, record, ACCEPT, *waits)  # another member has the record: nothing is sent
             return
         letter = waiting(self._agent.group, chunk, record, due_ms, counted=said is not None)
+        if elsewhere and (count := self._partitions(letter.topic)) > 1:
+            letter = letter._replace(partition=(chunk.tp.partition + 1) % count)
         self.producing += 1
 
         def produced(error: BaseException | None) -> None:
@@ -196,7 +204,7 @@ class Delays:
             if keeps is not None and not self._stopping:
                 self.hold(chunk, record, keeps[-1], lambda: self._acknowledge(chunk, record, RELEASE, *keeps))
             elif not self._stopping:
-                self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said))
+                self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said, elsewhere=elsewhere))
 
         self._produce(chunk, record, letter, produced)
 
@@ -299,7 +307,7 @@ class RetryTopicReader:
 
         def run() -> None:
             if foreign:
-                self._delays.rewrite(chunk, record, origin.due_ms)
+                self._delays.rewrite(chunk, record, origin.due_ms, elsewhere=True)
             elif raw.offset in chunk.lost:
                 self._held.decided(chunk, [raw.offset])
             else:
@@ -307,7 +315,7 @@ class RetryTopicReader:
                 self._feed([chunk])
 
         if again:
-            self._delays.rewrite(chunk, record, origin.due_ms)
+            self._delays.rewrite(chunk, record, origin.due_ms, elsewhere=foreign)
         else:
             self._delays.wait_in_topic(chunk, record, self._left_ms(origin) if foreign else origin.due_ms, run)
 
