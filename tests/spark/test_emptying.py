@@ -109,3 +109,15 @@ def test_troubles_that_come_again_and_again_keep_no_run_from_its_end(monkeypatch
     world = World(free_s=1e9, away=away)
     assert tried(monkeypatch, world) == []
     assert world.now_s - BEGUN_S < 120
+
+
+def test_a_group_that_answers_but_whose_records_cannot_be_acquired_fails_the_run(monkeypatch):
+    world = World(free_s=0)
+
+    def away(*_: object) -> list[Range]:
+        raise ConnectionLost("the partition's leader is away")
+
+    monkeypatch.setattr(World, "acquire", away)
+    with pytest.raises(ConnectionLost):
+        tried(monkeypatch, world)
+    assert AWAY_S <= world.now_s - BEGUN_S < AWAY_S + 5

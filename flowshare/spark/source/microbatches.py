@@ -153,7 +153,7 @@ class MicroBatches:
         self._backlog: BacklogEnd | None = None
         """The end of the backlog; None: this run does not empty it."""
         self._away_from_s: float | None = None
-        """Time since which the group is not reached; None: it has answered last."""
+        """Time since which no records can be acquired for want of an answer; None: the last acquire was answered."""
         self._begun = Offset()
         """The offset with which this process began."""
         self._running: Offset | None = None
@@ -204,8 +204,8 @@ class MicroBatches:
         """Take in that `begun` is committed, and return ranges for the next batch; none if there are no records, or if
         the group is not reached at the moment.
 
-        A run that empties the backlog ends at its first batch without a record, so it tries again until the group has
-        not answered for AWAY_S, and then fails. Raises: ClientError, OSError.
+        A run that empties the backlog ends at its first batch without a record, so it tries again until no acquire has
+        been answered for AWAY_S, and then fails. Raises: ClientError, OSError.
         """
         self._away_from_s = None
         while True:
@@ -577,6 +577,7 @@ class MicroBatches:
             if self._over(member):
                 time.sleep(self._options.wait)
                 return 0
+            self._reached()
             time.sleep(min(self._rate.wait_s(), BACKLOG_S))
         return self._options.records_per_trigger
 
@@ -594,11 +595,13 @@ class MicroBatches:
         if self._backlog is None:
             return True
         left = member.ask(progress.left, self._options.group, self._backlog.ends)
-        self._reached()
+        if left and self._away_from_s is not None:
+            return False  # first an acquire: records may have become free meanwhile
         return self._backlog.over(left, time.monotonic())
 
     def _reached(self) -> None:
-        """Note that the group has answered. Time that it was away does not count for the end of the backlog."""
+        """Note that the group gives records, or need not yet. Time that it was away does not count for the end of the
+        backlog."""
         away_from_s, self._away_from_s = self._away_from_s, None
         if away_from_s is not None and self._backlog is not None:
             self._backlog.put_off(time.monotonic() - away_from_s)
