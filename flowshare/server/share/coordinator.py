@@ -24,7 +24,7 @@ from flowshare.core_errors import CoreError, FencedMemberEpoch, GroupIdNotFound,
 from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.connection import IN_PROCESS
-from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, group_id_of
+from flowshare.server.runtime.coordinator import LATE_MS, RETRY_MS, CoordinatorRuntime, group_id_of
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.share.first_states import FirstStates
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = b"g/"
-LATE_MS: Final = 500
-"""Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
-heartbeats."""
 BESIDE_MAX: Final = 64
 """Most deletions, and most writes, of groups that run at once beside the watch."""
 LOOK_S: Final = 0.05
@@ -113,8 +110,8 @@ class Coordinator:
         """Deletions of expired groups under way."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         """Writes of groups under way for which nobody waits."""
-        self._places = {id(tasks): asyncio.Semaphore(BESIDE_MAX) for tasks in (self._deleting, self._writing)}
-        """Places of deletions, which wait for other servers, and of writes."""
+        self._delete_places, self._write_places = asyncio.Semaphore(BESIDE_MAX), asyncio.Semaphore(BESIDE_MAX)
+        """Apart, because deletions wait for other servers."""
         self._told_unwritten: set[str] = set()
         """Groups that cannot be written, as the log says."""
         self._changing_order: Counter[str] = Counter()
@@ -512,12 +509,17 @@ class Coordinator:
         for group_id, group in self.groups.items():
             if group_id not in self._deleting and self._expired(group):
                 logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
-                self._beside(self._deleting, group_id, self._delete_idle(group_id))
+                self._beside(self._deleting, self._delete_places, group_id, self._delete_idle(group_id))
         self._write_due(now_ms)
 
-    def _beside(self, tasks: dict[str, asyncio.Task[None]], group_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _beside(
+        self,
+        tasks: dict[str, asyncio.Task[None]],
+        places: asyncio.Semaphore,
+        group_id: str,
+        work: Coroutine[Any, Any, None],
+    ) -> None:
         """Run a group's work beside the watch, which begins it again if it failed."""
-        places = self._places[id(tasks)]
 
         async def in_turn() -> None:
             async with places:
@@ -542,7 +544,7 @@ class Coordinator:
                 del self._unwritten[group_id]
                 self._told_unwritten.discard(group_id)
             elif group_id not in self._writing:
-                self._beside(self._writing, group_id, self._rewrite(group))
+                self._beside(self._writing, self._write_places, group_id, self._rewrite(group))
 
     async def _rewrite(self, group: ShareGroup) -> None:
         try:
