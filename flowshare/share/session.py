@@ -52,8 +52,6 @@ class ClosedSession(NamedTuple):
     group_id: str
     member_id: str
     partitions: tuple[Key, ...]
-    last_of_group: bool
-    """No other session of the group is open: its share-partitions may be dropped from memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +127,7 @@ class ShareSessions:
         return self._sessions.get((group_id, member_id))
 
     def has(self, group_id: str) -> bool:
-        """Return True if a group has an open session."""
+        """Return True if a group has an open session; without one its share-partitions may leave memory."""
         return group_id in self._by_group
 
     def fetch(
@@ -245,7 +243,7 @@ class ShareSessions:
         _discard(self._by_connection, session.connection_id, key)
         _discard(self._by_party, session.party, key)
         _discard(self._by_group, session.group_id, key)
-        return ClosedSession(*key, session.partitions, session.group_id not in self._by_group)
+        return ClosedSession(*key, session.partitions)
 
 
 def check_size(known: Collection[Key], added: Collection[Key]) -> None:

@@ -135,10 +135,8 @@ def test_s14_a_closed_connection_ends_the_sessions_it_opened_and_no_others():
 
     closed = sessions.close_connection("c1")
 
-    assert [(c.member_id, c.partitions, c.last_of_group) for c in closed] == [
-        ("m1", (TP0,), False),
-        ("m2", (TP1,), False),
-    ]
+    assert [(c.member_id, c.partitions) for c in closed] == [("m1", (TP0,)), ("m2", (TP1,))]
+    assert sessions.has("g")
     assert sessions.close_connection("c1") == ()
     assert sessions.close_connection("unknown") == ()
     assert sessions.fetch("c2", "g", "m3", 1)
@@ -268,16 +266,14 @@ def test_s24_sessions_of_two_groups_are_independent():
     assert sessions.fetch("c1", "other", "m1", 1).partitions == (TP1,)
 
 
-def test_s25_the_last_session_of_a_group_says_so():
+def test_s25_a_group_has_no_session_when_the_last_one_is_closed():
     sessions = opened(TP0, member="m1")
     sessions.fetch("c1", "g", "m2", 0, added=[TP0])
 
-    first = sessions.close("g", "m1")
-    last = sessions.close("g", "m2")
-
-    assert first is not None
-    assert last is not None
-    assert (first.last_of_group, last.last_of_group) == (False, True)
+    assert sessions.close("g", "m1") is not None
+    assert sessions.has("g")
+    assert sessions.close("g", "m2") is not None
+    assert not sessions.has("g")
     assert sessions.close("g", "m2") is None
 
 
