@@ -75,11 +75,6 @@ def ahead_ms(clock: Clock) -> int:
     return clock.now_ms() - clock.steady_ms()
 
 
-def backoff_s(failures: int, first_s: float, most_s: float) -> float:
-    """Return the pause after `failures` in a row: `first_s` after one, doubled each time, `most_s` at most."""
-    return min(first_s * 2.0 ** min(failures - 1, 30), most_s) if failures > 0 else 0.0
-
-
 class LoopClock:
     """The real clock; timers run on the running loop."""
 

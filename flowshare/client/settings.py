@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from flowshare.backoff import Backoff
 from flowshare.client.arguments import check_settings
 from flowshare.share.types import AcquireMode
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 MIB: Final = 1 << 20
-
+LINK_PAUSES: Final = Backoff(0.05, 2.0, jitter=0.3)
 
 SESSION_S_MIN: Final = 6.0
 """The shortest session, in seconds, that Kafka's brokers accept by default (group.min.session.timeout.ms)."""
@@ -34,7 +35,7 @@ class LinkSettings:
 
     connect_timeout: longest wait of a call for a connection (default.api.timeout.ms is 60 s).
     request_timeout: longest wait for an answer, on top of the request's own wait (request.timeout.ms).
-    retry_backoff, retry_backoff_max: pause before a retry, doubled each time.
+    backoff: pauses before retries, spread between clients.
     max_in_flight_requests, max_in_flight_bytes: unanswered requests of one connection, and their bytes; others wait.
     max_response_bytes: the largest answer that is read; a larger one ends the connection.
     acknowledge_linger: longest wait of acknowledgements for a fetch to be sent with, where a broker takes one request
@@ -43,8 +44,7 @@ class LinkSettings:
 
     connect_timeout: float = 30.0
     request_timeout: float = 30.0
-    retry_backoff: float = 0.05
-    retry_backoff_max: float = 2.0
+    backoff: Backoff = LINK_PAUSES
     max_in_flight_requests: int = 100
     max_in_flight_bytes: int = 64 * MIB
     max_response_bytes: int = 128 * MIB
@@ -52,7 +52,7 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         """Check the settings. Raises: TypeError, ValueError."""
-        seconds = ("connect_timeout", "request_timeout", "retry_backoff", "retry_backoff_max", "acknowledge_linger")
+        seconds = ("connect_timeout", "request_timeout", "acknowledge_linger")
         counts = ("max_in_flight_requests", "max_in_flight_bytes", "max_response_bytes")
         check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(counts, 1)})
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from flowshare.backoff import QUICK
 from flowshare.client.errors import ClientError, NotConnected, ServerError
 from flowshare.fleet.directory import NOBODY
 from flowshare.fleet.peer_login import STRANGER, PeerLine, ProvenLine, greet
@@ -35,7 +36,6 @@ MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_
 """Errors of a worker that does not coordinate a group, or not yet."""
 TELL_S: Final = 30.0
 """Time, in s, for which a message is repeated; its subject has lapsed by itself by then."""
-PAUSE_S: Final = 0.2
 TELLINGS_MAX: Final = 10_000
 """The most messages under way; further ones are not sent, their news wait for the next occasion."""
 
@@ -128,19 +128,20 @@ class Peers:
             await line.close()
 
     async def _tell(self, node_id: int, name: str, fields: dict[str, Any]) -> None:
-        end_s = self._clock.monotonic() + TELL_S
+        end_s, tries = self._clock.monotonic() + TELL_S, 0
         while self._clock.monotonic() < end_s and node_id in self._directory.nodes:
             try:
                 await self.call(node_id, name, **fields)
             except OSError:
-                await self._clock.sleep(PAUSE_S)
+                pass
             except ClientError as error:
                 if not isinstance(error, ServerError) or not error.retriable:
                     logger.warning("worker %d refuses to be told: %s", node_id, error)
                     return
-                await self._clock.sleep(PAUSE_S)
             else:
                 return
+            tries += 1
+            await self._clock.sleep(QUICK.after(tries))
 
     async def _call(self, node_id: int, name: str, **fields: Any) -> dict[str, Any]:
         line: ProvenLine | None = None

@@ -32,8 +32,8 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.backoff import QUICK
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
-from flowshare.clock import backoff_s
 from flowshare.fleet.inspection import described
 from flowshare.groups.types import Supported
 from flowshare.protocol.errors import ErrorCode
@@ -63,8 +63,6 @@ REFUSED_S: Final = 10.0
 """Pause, in s, after a refusal that a person has to mend."""
 INSTANCE_MAX: Final = 200
 """The length of a given-up static id that begins the next one."""
-PAUSE_MIN_S: Final = 0.05
-PAUSE_MAX_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -202,7 +200,7 @@ class SlotGroup:
                     return
                 await self.clock.sleep(REFUSED_S)
             failures += 1
-            await self.clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+            await self.clock.sleep(QUICK.after(failures))
 
     async def _round(self) -> bool:
         """Join and sync; False: the round has to be done again. Raises OSError, SlotGroupRefused, ClientError."""
@@ -302,7 +300,7 @@ class SlotGroup:
         """Send heartbeats until a new round is needed. Raises SlotGroupRefused, ClientError."""
         failures = 0
         while True:
-            await self._rest(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S) or self.settings.heartbeat_s)
+            await self._rest(QUICK.after(failures) or self.settings.heartbeat_s)
             try:
                 if not await self._beat_once():
                     return

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import USUAL
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import Claimed, WorkerAddress
 from flowshare.fleet.state.slot import SlotOwner
@@ -43,8 +44,6 @@ LEFT_S: Final = 1.0
 SILENT_S: Final = 1.0
 """Time, in s, for which slots with the same fate are gathered into one log line."""
 SILENT_NAMED: Final = 20
-PAUSE_S: Final = 0.2
-PAUSE_MAX_S: Final = 5.0
 HAND_OVER: Final = "fleet_hand_over"
 """{"slot", "to"} -> {}: release a slot."""
 CLAIMED: Final = "fleet_claimed"
@@ -147,13 +146,13 @@ class SlotManager:
         self._leaving.discard(number)
         if not task.cancelled() and task.exception() is not None:
             logger.error("following slot %d failed", number, exc_info=task.exception())
-            self.clock.call_later(PAUSE_MAX_S, self.choose)
+            self.clock.call_later(USUAL.most, self.choose)
         else:
             self.choose()  # the slot may have been lost before it was served, or be ours again
 
     async def _follow(self, number: int) -> None:
         """Follow a slot until it is claimed, or others are chosen."""
-        pause_s = PAUSE_S
+        failures = 0
         while True:
             while number in self._ending:
                 await asyncio.wait([self._ending[number]])
@@ -166,15 +165,15 @@ class SlotManager:
                 logger.info("slot %d: %s", number, error)
             except (LogError, OSError, ClientError) as error:
                 text = "%s cannot be claimed now, tried again within %g s: %s"
-                self._tell_soon(type(error), number, logger.warning, text, PAUSE_MAX_S, error)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                self._tell_soon(type(error), number, logger.warning, text, USUAL.most, error)
+                failures += 1
             except Exception:
-                logger.exception("claiming slot %d failed, tried again in %g s", number, pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                failures += 1
+                logger.exception("claiming slot %d failed, tried again in %g s", number, USUAL.after(failures))
             finally:
                 if not claimed and number not in self._ending:
                     self._begin_end(number, slot, None)
-            await self.clock.sleep(pause_s)
+            await self.clock.sleep(USUAL.after(max(failures, 1)))
 
     async def _claim(self, number: int, slot: Slot) -> bool:
         place = self.directory.place

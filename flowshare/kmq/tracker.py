@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from flowshare.backoff import Backoff
 from flowshare.kmq.markers import OddMarker, decode
 
 QUIET_MS: Final = 1_000
@@ -37,8 +38,7 @@ AHEAD_MS_MAX: Final = 3_600_000
 """Milliseconds: a marker's timestamp that is further ahead of the machine's clock is taken as now."""
 OPEN_MAX: Final = 1_000_000
 """Messages of one partition that are kept in memory, of some 200 bytes each."""
-PAUSE_MS: Final = 1_000
-PAUSE_MS_MAX: Final = 60_000
+PAUSES: Final = Backoff(1.0, 60.0)
 STALE_MAX: Final = 1_024
 
 
@@ -237,7 +237,7 @@ class PartitionTracker:
             return 0
         one.failures += 1
         one.sending = False
-        one.due_ms = now_ms + min(PAUSE_MS << min(one.failures - 1, 10), PAUSE_MS_MAX)
+        one.due_ms = now_ms + round(PAUSES.after(one.failures) * 1000)
         self.counts.failed += 1
         heapq.heappush(self._due, (one.due_ms, message))
         return one.failures

@@ -25,12 +25,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeVarTuple
 
+from flowshare.backoff import USUAL
 from flowshare.clock import Clock, TimerHandle
 from flowshare.log.base import InDoubt, StorageError
 from flowshare.log.store import RocksStore, StoreStep
 
-RESUME_FIRST_S: Final = 0.5
-RESUME_MAX_S: Final = 5.0
 REMIND_S: Final = 60.0
 """Seconds between two log lines about a storage that cannot be written."""
 GROUP_REQUESTS_MAX: Final = 4096
@@ -271,7 +270,7 @@ class WriterQueue(CommitQueue):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: TimerHandle | None = None
-        self._delay_s = RESUME_FIRST_S
+        self._failures = 0
         self._closed = False
         self._doubts: dict[asyncio.Future[None], StorageError] = {}
         """Futures of failed `certain` steps of one commit that may be in the store, with their errors."""
@@ -352,8 +351,8 @@ class WriterQueue(CommitQueue):
             self._writer.resume(self._resumed)
 
         if not self._closed:
-            self._timer = self._clock.call_later(self._delay_s, resume)
-            self._delay_s = min(RESUME_MAX_S, self._delay_s * 2)
+            self._failures += 1
+            self._timer = self._clock.call_later(USUAL.after(self._failures), resume)
 
     def _resumed(self, survivors: list[WriteRequest], error: StorageError | None) -> None:
         """Go on, on the loop: the store takes writes again, or not yet. `survivors` failed, but are stored.
@@ -366,7 +365,7 @@ class WriterQueue(CommitQueue):
                 self._reminded_s = self._clock.monotonic()
             self._resume_later()
             return
-        self._delay_s = RESUME_FIRST_S
+        self._failures = 0
         self._apply(survivors)
         self.roll_back()
         self._writer.accept()

@@ -9,6 +9,7 @@ import pytest
 
 from flowshare.backend import open_backend
 from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.backoff import Backoff
 from flowshare.clock import LoopClock
 from flowshare.groups.types import Supported
 from flowshare.log import commits
@@ -54,7 +55,7 @@ class Full:
         self.tried_again = False
         monkeypatch.setattr(RocksStore, "commit", self._commit)
         monkeypatch.setattr(RocksStore, "reopen", self._reopen)
-        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
+        monkeypatch.setattr(commits, "USUAL", Backoff(0.005, 5.0))
 
     def _commit(self, _steps: object) -> None:
         raise StorageFull("no room")

@@ -15,6 +15,7 @@ import pytest
 
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.backend.fleet import FleetConnection
+from flowshare.backoff import Backoff
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ConnectionLost
 from flowshare.client.net.cluster import Cluster
@@ -29,7 +30,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-LINK = LinkSettings(retry_backoff=0.001, retry_backoff_max=0.01)
+LINK = LinkSettings(backoff=Backoff(0.001, 0.01))
 SETTINGS = ProducerSettings(link=LINK, batch_size=500)
 PARTITIONS = 2
 CUTS = ("before", "in", "after")

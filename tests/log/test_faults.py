@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from flowshare.backoff import Backoff
 from flowshare.clock import LoopClock
 from flowshare.log import commits
 from flowshare.log.base import StorageError, UnknownTopic
@@ -36,7 +37,7 @@ class Fault:
             original(store, steps)
 
         monkeypatch.setattr(RocksStore, "commit", commit)
-        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.01)
+        monkeypatch.setattr(commits, "USUAL", Backoff(0.01, 5.0))
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_failed_write_that_is_there_all_the_same_is_taken_as_it_is(tmp_path, f
 
 
 def test_coming_back_is_tried_again_until_it_works(tmp_path, fault, monkeypatch):
-    monkeypatch.setattr(commits, "RESUME_MAX_S", 0.02)
+    monkeypatch.setattr(commits, "USUAL", Backoff(0.02, 0.02))
     original, tries = RocksStore.reopen, []
 
     def reopen(store) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from flowshare.backoff import Backoff
 from flowshare.clock import LoopClock
 from flowshare.log import commits, folder
 from flowshare.log.base import StorageFull, no_room
@@ -54,7 +55,7 @@ class Disk:
         monkeypatch.setattr(RocksStore, "_open_db", opening)
         monkeypatch.setattr(Path, "write_bytes", writing(write_bytes))
         monkeypatch.setattr(folder, "_write_all", writing(write_all))
-        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
+        monkeypatch.setattr(commits, "USUAL", Backoff(0.005, 5.0))
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_a_right_that_is_missing_is_no_missing_room():
 
 @pytest.mark.slow
 def test_a_file_system_without_a_free_byte_is_read_and_written_again_when_it_grows(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.01)
+    monkeypatch.setattr(commits, "USUAL", Backoff(0.01, 5.0))
 
     async def body(storage) -> None:
         assert await content(storage) == (5, 5)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flowshare.backoff import Backoff
 from flowshare.clock import LoopClock
 from flowshare.log import commits
 from flowshare.log.base import InDoubt, Output, OutputRefused, StorageError, UnknownTopic
@@ -57,12 +58,12 @@ class Fault:
 
         monkeypatch.setattr(RocksStore, "commit", commit)
         monkeypatch.setattr(RocksStore, "reopen", reopening)
-        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
+        monkeypatch.setattr(commits, "USUAL", Backoff(0.005, 5.0))
         self._monkeypatch = monkeypatch
 
     def stays(self) -> None:
         """The store is not opened again by itself."""
-        self._monkeypatch.setattr(commits, "RESUME_FIRST_S", NEVER_S)
+        self._monkeypatch.setattr(commits, "USUAL", Backoff(NEVER_S, NEVER_S))
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_a_failed_settle_that_is_not_stored_raises_changes_nothing_and_uses_no_o
 @pytest.mark.parametrize("stored", [True, False])
 def test_the_truth_is_told_only_once_the_store_could_be_opened_again(tmp_path, fault, monkeypatch, stored):
     reopen, tries = RocksStore.reopen, []
-    monkeypatch.setattr(commits, "RESUME_MAX_S", 0.005)
+    monkeypatch.setattr(commits, "USUAL", Backoff(0.005, 0.005))
 
     def failing(store) -> None:
         tries.append(settling.done())

@@ -19,7 +19,6 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.spark.pipeline.supervisor import (
     LEFT_S,
     ONCE_TRIES,
-    PAUSE_S,
     WELL_S,
     PipelineFigures,
     PipelineSupervisor,
@@ -212,7 +211,7 @@ async def test_a_run_of_the_present_records_is_given_up_after_its_tries_however_
 
     assert len(queries) == begun
     assert (running.figures.state == "failed") is once
-    assert running.pause_s <= 2 * PAUSE_S
+    assert running.in_a_row <= 1
 
 
 def timed_out():

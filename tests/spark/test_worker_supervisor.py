@@ -18,6 +18,7 @@ from flowshare.agents.feed.members import ID_MAX, member_ids, retry_member_id
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.backend.url import parse_broker
+from flowshare.backoff import Backoff
 from flowshare.cli.worker import worker
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
@@ -154,7 +155,7 @@ async def code_of(kit):
 @pytest.fixture
 def hasty(monkeypatch):
     """Pauses of no length to speak of."""
-    monkeypatch.setattr(supervising, "PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(supervising, "PAUSES", Backoff(0.001, 30.0))
     monkeypatch.setattr(supervising, "AWAY_S", 0.01)
 
 
@@ -317,7 +318,7 @@ async def test_an_app_that_is_refused_later_is_tried_again(hasty):
 
 @pytest.mark.asyncio
 async def test_a_worker_that_keeps_ending_is_an_error_and_is_tried_on(hasty, monkeypatch, caplog):
-    monkeypatch.setattr(supervising, "PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(supervising, "PAUSES", Backoff(0.5, 0.001))
     async with running() as kit:
         for _ in range(supervising.OFTEN):
             kit.died(*await kit.ready())

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from flowshare.clock import backoff_s
 from flowshare.testing.clock import LoopTimeClock, ManualClock
 from flowshare.testing.virtual import Deadlock, run
 
@@ -81,9 +80,3 @@ async def test_the_marker_runs_a_test_on_a_virtual_loop(tmp_path: object) -> Non
 
     assert tmp_path
     assert asyncio.get_running_loop().time() == 86_400
-
-
-def test_a_backoff_doubles_up_to_its_bound_however_long_it_goes_on() -> None:
-    pauses = [backoff_s(failures, 0.5, 3.0) for failures in (0, 1, 2, 3, 4, 10_000)]
-
-    assert pauses == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.options import DEFAULT_LOCK_S, READ_COMMITTED, AgentOptions
 from flowshare.agents.handler.order import BY_KEY, PARK
-from flowshare.agents.handler.retry import Exponential
 from flowshare.agents.handler.send import topic_name
 from flowshare.agents.handler.sinks import Produce
+from flowshare.backoff import Backoff
 
 if TYPE_CHECKING:
     from flowshare.agents.app.app import App
@@ -223,9 +223,9 @@ def _retry(options: AgentOptions) -> str:
     if attempts == 1:
         return "no retry"
     delay: Any = options.retry.delay
-    if isinstance(delay, Exponential):
+    if isinstance(delay, Backoff):
         grows = "doubling" if delay.factor == 2 else f"×{delay.factor:g}"
-        how = f"after {delay.first_s:g} s" + (f" {grows} to {delay.cap_s:g} s" if delay.factor != 1 else "")
+        how = f"after {delay.first:g} s" + (f" {grows} to {delay.most:g} s" if delay.factor != 1 else "")
     else:
         how = "after a delay of its own"
     return f"{attempts} attempts {how}"

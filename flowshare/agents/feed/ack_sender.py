@@ -47,6 +47,7 @@ from flowshare.agents.feed.acknowledgements import (
     ordered,
     outcomes_of,
 )
+from flowshare.backoff import USUAL
 from flowshare.protocol.errors import ErrorCode
 from flowshare.tasks import cancelled
 
@@ -83,7 +84,6 @@ SHOWN: Final = 5
 """Most ranges that a log line names."""
 HALVINGS_MAX: Final = 256
 TRIES_MAX: Final = 4
-BACKOFF_S: Final = 0.1
 Refused = tuple[list[AckRange], "AckResult"]
 """Ranges to send again, with the answer that refused them.
 
@@ -436,7 +436,7 @@ class AckSender:
     async def _send_again(self, key: Key, acks: list[AckRange], result: AckResult) -> list[tuple[AckRange, AckResult]]:
         """Try a few more times: the server could not carry it out, but still holds the records."""
         for attempt in range(1, TRIES_MAX):
-            await self._clock.sleep(BACKOFF_S * 2**attempt)
+            await self._clock.sleep(USUAL.after(1 + attempt))
             [result] = await self._request({key[0]: acks}, key[1])
             if result.error not in NOT_DONE:
                 break

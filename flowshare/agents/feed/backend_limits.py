@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.handler.errors import UsageError
-from flowshare.agents.handler.retry import DELAY_MAX_S, Exponential
+from flowshare.agents.handler.retry import DELAY_MAX_S
 from flowshare.backend.base import Capabilities, GroupNeeds
+from flowshare.backoff import Backoff
 from flowshare.client.errors import ClientError
 from flowshare.share.config import ISOLATION
 
@@ -160,7 +161,7 @@ def lock_refusal(lock_s: float | None, broker: Mapping[str, int]) -> str | None:
 
 def _check_delay(agent: ShareAgent) -> None:
     policy = agent.options.retry.delay
-    longest_s = policy.cap_s if isinstance(policy, Exponential) else 0.0
+    longest_s = policy.most if isinstance(policy, Backoff) else 0.0
     if min(longest_s, DELAY_MAX_S) > DELAY_HONEST_S:
         raise UsageError(
             f"agent {agent.name}: retries wait up to {longest_s:g} s, but on Kafka's own share groups a waiting record "

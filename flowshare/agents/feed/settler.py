@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import ACCEPT, LOST, NOT_DONE, AckRange, Key
 from flowshare.agents.feed.settle_units import Unit, acks_of, attempt_of
+from flowshare.backoff import USUAL
 from flowshare.client.errors import ClientError, DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.producer.message import Message
 from flowshare.client.producer.outputs import BATCH_BYTES, OutputBatches, OutputFor
@@ -71,8 +72,6 @@ PLACES_MAX: Final = 4_000
 """Most outputs of one settle; one unit has no more partitions than that."""
 BATCH_BYTES_MIN: Final = 1_024
 """Size in bytes below which a refused batch is not made smaller: each of its owners is settled alone."""
-BACKOFF_FIRST_S: Final = 0.05
-BACKOFF_MAX_S: Final = 5.0
 TWICE: Final = "its lock had lapsed, and the record was acquired again before its outputs were written"
 GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
@@ -508,7 +507,7 @@ class Settler:
             return False
         trouble = unit.in_trouble()
         trouble.tries += 1
-        trouble.due_s = now_s + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(trouble.tries - 1, 10))
+        trouble.due_s = now_s + USUAL.after(trouble.tries)
         return True
 
     def _back_off(self, units: list[Unit], error: BaseException, waiting: _Waiting) -> None:

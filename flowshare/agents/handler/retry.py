@@ -11,12 +11,10 @@ from datetime import timedelta
 from typing import Final
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.backoff import Backoff
 from flowshare.share.types import DELAY_MS_MAX
 
 Seconds = float | int | timedelta
-
-DelayPolicy = Callable[[int, random_module.Random], float]
-"""Function of the failed attempt (the first is 1) and a random source that returns seconds until the next one."""
 
 DELAY_MAX_S: Final = DELAY_MS_MAX / 1000
 """Longest delay of a release: 30 days."""
@@ -40,24 +38,7 @@ def count(value: object, what: str, most: int | None = None) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Exponential:
-    """A delay that grows by `factor` with every attempt; 1: it stays the same. jitter: take off a random part of up to
-    one half."""
-
-    first_s: float
-    cap_s: float
-    factor: float
-    jitter: bool
-
-    def __call__(self, attempt: int, random: random_module.Random) -> float:
-        """Return seconds to wait after `attempt` failed."""
-        steps = min(max(attempt, 1) - 1, 64)
-        delay_s = min(self.cap_s, self.first_s * self.factor**steps)
-        return delay_s * (0.5 + random.random() / 2) if self.jitter else delay_s
-
-
-def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitter: bool = True) -> Exponential:
+def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitter: bool = True) -> Backoff:
     """Wait `first` seconds, then `factor` times as long each time, `cap` seconds at most.
 
     jitter: take a random part of up to one half off each delay, so that records that failed together do not come back
@@ -65,7 +46,9 @@ def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitte
     """
     if factor < 1:
         raise OptionError(f"exponential(factor=…) must be 1 or more, not {factor!r}")
-    return Exponential(seconds(first, "exponential(first)"), seconds(cap, "exponential(cap=…)"), float(factor), jitter)
+    return Backoff(
+        seconds(first, "exponential(first)"), seconds(cap, "exponential(cap=…)"), float(factor), 0.5 if jitter else 0.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ class Retry:
     """
 
     max_attempts: int = 5
-    delay: Seconds | DelayPolicy | Callable[[int], float] = field(default_factory=lambda: exponential(1))
+    delay: Seconds | Backoff | Callable[[int], float] = field(default_factory=lambda: exponential(1))
     on: tuple[type[BaseException], ...] | type[BaseException] = (Exception,)
 
     def __post_init__(self) -> None:
@@ -88,8 +71,10 @@ class Retry:
         object.__setattr__(self, "on", exception_types(self.on, "Retry(on=…)"))
         if isinstance(self.delay, (int, float, timedelta)):
             delay_s = seconds(self.delay, "Retry(delay=…)")
-            object.__setattr__(self, "delay", Exponential(delay_s, delay_s, factor=1.0, jitter=False))
-        elif not callable(self.delay) or inspect.iscoroutinefunction(self.delay):
+            object.__setattr__(self, "delay", Backoff(delay_s, delay_s, factor=1.0))
+        elif not isinstance(self.delay, Backoff) and (
+            not callable(self.delay) or inspect.iscoroutinefunction(self.delay)
+        ):
             raise OptionError(f"Retry(delay=…) takes seconds, exponential(…) or a plain function, not {self.delay!r}")
 
     def retries(self, error: BaseException) -> bool:
@@ -99,11 +84,11 @@ class Retry:
     def delay_s(self, attempt: int, random: random_module.Random) -> float:
         """Return seconds until the attempt after `attempt`, between 0 and 30 days."""
         policy = self.delay
-        if isinstance(policy, Exponential):
-            delay_s = policy(attempt, random)
+        if isinstance(policy, Backoff):
+            delay_s = policy.after(max(attempt, 1), random.random() if policy.jitter else 0.0)
         else:
             assert callable(policy)
-            delay_s = float(policy(attempt))  # type: ignore[call-arg]
+            delay_s = float(policy(attempt))
             if math.isnan(delay_s):
                 raise ValueError("a retry's delay is a number of seconds, not nan")
         return min(max(delay_s, 0.0), DELAY_MAX_S)

@@ -22,6 +22,7 @@ from typing import Final
 import orjson
 
 from flowshare.agents.host.lease import Lease, Moment
+from flowshare.backoff import Backoff
 from flowshare.client.errors import ClientError, NotConnected
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
@@ -49,8 +50,6 @@ BEAT_S: Final = 0.5
 ANSWER_S: Final = 2.0
 """Seconds that a heartbeat may take; then it is sent over another connection."""
 LEAVE_S: Final = 1.0
-PAUSE_MIN_S: Final = 0.1
-PAUSE_MAX_S: Final = 0.5
 REFUSED_S: Final = 10.0
 """Seconds of pause after a refusal that an operator has to mend."""
 ADVICE: Final = {
@@ -110,8 +109,7 @@ class LeaseCandidate:
         settings = LinkSettings(
             connect_timeout=ANSWER_S,
             request_timeout=ANSWER_S,
-            retry_backoff=PAUSE_MIN_S,
-            retry_backoff_max=PAUSE_MAX_S,
+            backoff=Backoff(0.1, 0.5),  # the session is short
         )
         self._link = Link(connect, clock=clock, settings=settings, name=f"{self._group}: candidate")
         self._member_id = ""

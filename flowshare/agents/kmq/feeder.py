@@ -26,13 +26,13 @@ from flowshare.agents.kmq.completion import KmqCompletion
 from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.agents.kmq.unmarked_records import Ahead, Taken
+from flowshare.backoff import USUAL
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import Bounds, GroupConsumer, Place
 from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.client.settings import session_s
-from flowshare.clock import backoff_s
 from flowshare.kmq.redelivery import redelivered
 from flowshare.protocol.decoding import with_unreadable
 from flowshare.protocol.headers import DecodeError, frames
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 WAIT_MS: Final = 250
 TICK_S: Final = 0.25
 """Seconds between two looks at records whose time is over."""
-PAUSE_MIN_S: Final = 0.1
-PAUSE_MAX_S: Final = 5.0
 TROUBLE_AFTER: Final = 3
 
 logger = logging.getLogger("flowshare.agents")
@@ -301,7 +299,7 @@ class KmqFeeder:
                     logger.warning("agent=%s topic=%s: %s", self.agent.name, self.agent.queue, error)
                 else:  # a bug must not end the agent in silence
                     logger.exception("agent=%s topic=%s: reading failed", self.agent.name, self.agent.queue)
-                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+                await self._clock.sleep(USUAL.after(failures))
                 continue
             failures, self._trouble = 0, None
 
@@ -420,7 +418,7 @@ class KmqFeeder:
             except (OSError, ClientError) as error:
                 failures += 1
                 logger.warning("agent=%s: group %s: %s", self.agent.name, self.agent.group, error)
-                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+                await self._clock.sleep(USUAL.after(failures))
             else:
                 return True
 

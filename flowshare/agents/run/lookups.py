@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.agents.handler.codec import CodecDecoder, Missing
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.texts import named
+from flowshare.backoff import Backoff
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.agents")
 
-FIRST_S: Final = 0.5
-LONGEST_S: Final = 10.0
+PAUSES: Final = Backoff(0.5, 10.0)
 HOLD_S: Final = 10.0
 """Seconds that a record is held for an answer where it may be released."""
 BACK_S: Final = 30.0
@@ -175,8 +175,7 @@ class _Wait:
         self._chunk = chunk
         self._begun = begun
         self._began_s = lookups.clock.monotonic()
-        self._delay_s = FIRST_S
-        self._fetched = 0
+        self._failures = self._fetched = 0
 
     def goes_on(self, missing: Missing) -> bool:
         """Tell if the look-up should be tried (again). Raises: GivenBack."""
@@ -198,8 +197,8 @@ class _Wait:
         held_s = self._lookups.clock.monotonic() - self._began_s
         if held_s >= HOLD_S and not self._begun and self._lookups.returns(self._chunk):
             raise GivenBack(missing.what, BACK_S, unrun=True)
-        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, LONGEST_S)
-        return delay_s
+        self._failures += 1
+        return PAUSES.after(self._failures)
 
 
 def _missing(decode: object, raw: bytes | None, record: RawRecord) -> Missing | None:

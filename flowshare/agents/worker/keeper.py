@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Self, TypeVar
 
 from flowshare.agents.worker.signals import EXIT_INTERRUPTED
+from flowshare.backoff import Backoff
 
 logger = logging.getLogger("flowshare.supervisor")
 
-PAUSE_FIRST_S: Final = 0.5
-PAUSE_MAX_S: Final = 30.0
+PAUSES: Final = Backoff(0.5, 30.0)
 SETTLED_S: Final = 10.0
 """Seconds after which a worker counts as started well: its next pause is the first one again."""
 KILL_AFTER_S: Final = 10.0

@@ -28,8 +28,7 @@ from typing import Final
 from flowshare.agents.host.host import ServicePart
 from flowshare.agents.worker.keeper import (
     KILL_AFTER_S,
-    PAUSE_FIRST_S,
-    PAUSE_MAX_S,
+    PAUSES,
     SETTLED_S,
     Keeper,
     Place,
@@ -149,7 +148,7 @@ class Supervisor(Keeper[Place]):
 
     async def _run_again(self, place: Place) -> None:
         number, leaving = place.number, place.leaving
-        pause_s = PAUSE_FIRST_S
+        failures = 0
         while not leaving.is_set():
             begun = self._clock.monotonic()
             try:
@@ -162,7 +161,8 @@ class Supervisor(Keeper[Place]):
                 self._codes[number] = 0 if code == -signal.SIGTERM else code  # the worker had not begun yet
                 return
             if lived_s >= SETTLED_S:
-                pause_s = PAUSE_FIRST_S
+                failures = 0
+            failures += 1
             why = self._refused.get(number)
             if why is not None and not self._going and self._refused.keys() >= set(self._kept):
                 self.fail(code, f"no worker can start: {why}")
@@ -174,11 +174,10 @@ class Supervisor(Keeper[Place]):
                 number,
                 what if why is None else f"cannot start ({why})",
                 lived_s,
-                pause_s,
+                PAUSES.after(failures),
                 len(self.ready),
             )
-            await pause(leaving, pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            await pause(leaving, PAUSES.after(failures))
 
     def problems(self) -> tuple[str, ...]:
         """Return the reasons why kept workers do not run, one line each."""

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import Backoff
 from flowshare.client.cooperative.assigning import Place, target_of
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.scan import KeyScan
@@ -33,9 +34,8 @@ from flowshare.tasks import cancelled
 if TYPE_CHECKING:
     from flowshare.clock import Clock
 
-AGAIN_MIN_S: Final = 0.1
-AGAIN_MAX_S: Final = 0.5
-"""Between two holds while others hold what the member waits for."""
+AGAIN: Final = Backoff(0.1, 0.5)
+"""Pauses between two holds while others hold what the member waits for."""
 BOUND_S: Final = 0.5
 """The same while it waits for the stable offset."""
 
@@ -77,7 +77,8 @@ class CooperativeMember(CooperativeShell):
         )
         self._manual = None if manual is None else {place: assigned(list(keys)) for place, keys in manual.items()}
         self._applying: asyncio.Task[None] | None = None
-        self._again_s = AGAIN_MIN_S / 2
+        self._waited = 0
+        """Holds in a row that left the member waiting for others."""
 
     @property
     def held(self) -> dict[Place, KeyRanges]:
@@ -201,9 +202,9 @@ class CooperativeMember(CooperativeShell):
         bound = any(self._keys(one).at_bound for one in self.partitions)
         renewal_s = self._settings.lease / RENEWALS
         if waits:
-            self._again_s = min(AGAIN_MAX_S, 2 * self._again_s)
-            return min(renewal_s, self._again_s)
-        self._again_s = AGAIN_MIN_S / 2
+            self._waited += 1
+            return min(renewal_s, AGAIN.after(self._waited))
+        self._waited = 0
         return min(renewal_s, BOUND_S) if bound else renewal_s
 
     async def _hold(self) -> None:

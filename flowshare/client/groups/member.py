@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import QUICK
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
 from flowshare.client.groups.assignors import RANGE, Assignor, Subscriber, range_assignor
 from flowshare.client.groups.membership import (
@@ -45,8 +46,6 @@ REFUSED_S: Final = 10.0
 LOOK_S: Final = 10.0
 """The seconds between two checks of a round's leader for new partitions of the topics."""
 REVOKE_PART: Final = 0.5
-PAUSE_MIN_S: Final = 0.1
-PAUSE_MAX_S: Final = 1.0
 COMMIT_TRIES: Final = 5
 
 logger = logging.getLogger(__name__)
@@ -85,8 +84,7 @@ class GroupMember:
         link = LinkSettings(
             connect_timeout=self._settings.session_timeout / 2,
             request_timeout=self._settings.session_timeout / 2,
-            retry_backoff=PAUSE_MIN_S,
-            retry_backoff_max=PAUSE_MAX_S,
+            backoff=QUICK,
         )
         self._link = Link(connect, clock=clock, settings=link, name=f"{group_id}: member")
         self._task: asyncio.Task[None] | None = None

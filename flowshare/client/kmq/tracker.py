@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import USUAL
 from flowshare.client.admin.sizes import letter_bytes
 from flowshare.client.errors import BufferFull, ClientError, RecordTooLarge, ServerError, check
 from flowshare.client.groups.consumer import Bounds, GroupConsumer, Place
@@ -28,7 +29,6 @@ from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.topics import need_undelivered, partitions_of, warn_of_times
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
-from flowshare.clock import backoff_s
 from flowshare.kmq.markers import END, encode_key
 from flowshare.kmq.redelivery import Copy, QueueRules, copy_of
 from flowshare.kmq.tracker import QUIET_MS, PartitionTracker, TrackerCounts
@@ -58,8 +58,6 @@ none."""
 ORIGINAL_BYTES: Final = 1 << 20
 BEYOND_TRIES: Final = 5
 """The number of tries for an original that seems to lie behind the log's end: its leader may have changed."""
-PAUSE_MIN_S: Final = 0.1
-PAUSE_MAX_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +236,7 @@ class QueueTracker:
                     logger.warning("queue=%s: %s", self._rules.queue, self.trouble)
                 else:
                     logger.exception("queue=%s: a fault of ours", self._rules.queue)
-                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+                await self._clock.sleep(USUAL.after(failures))
                 continue
             failures, self.trouble = 0, None
 
@@ -464,7 +462,7 @@ class QueueTracker:
                 logger.warning("queue=%s: an end marker could not be written: %s", self._rules.queue, error)
                 if not self._consumer.member.sure:
                     raise
-                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+                await self._clock.sleep(USUAL.after(failures))
             else:
                 one.tracker.ended(message)
                 return

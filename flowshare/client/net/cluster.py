@@ -17,7 +17,6 @@ from flowshare.client.net.connections import LocalConnection
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.net.topology import NOBODY, Address, Topology
 from flowshare.client.settings import LinkSettings
-from flowshare.clock import backoff_s
 from flowshare.protocol.client_software import MEANT_FROM
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
@@ -117,7 +116,7 @@ class Cluster:
             except OSError as error:
                 if tries == 1:
                     logger.warning("no broker answers, trying for %g s: %s", self.settings.connect_timeout, error)
-                pause_s = backoff_s(tries, self.settings.retry_backoff, self.settings.retry_backoff_max)
+                pause_s = self.settings.backoff.after(tries)
                 if self.clock.monotonic() + pause_s >= deadline_s:
                     raise
                 await self.clock.sleep(pause_s)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.client.errors import Closed, ConnectionLost, NotConnected
 from flowshare.client.net.routing import ClusterConnection
-from flowshare.clock import backoff_s
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -61,10 +60,8 @@ class Link:
         self.trouble: str | None = None
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause, in seconds, after so many failures in a row: doubled each time, bounded, spread by ±20 %
-        between clients."""
-        doubled_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
-        return doubled_s * (0.8 + 0.4 * self._spread)
+        """Return the pause, in seconds, after so many failures in a row: spread between clients."""
+        return self._settings.backoff.after(failures, self._spread)
 
     async def connection(self, timeout_s: float | None = None) -> Connection:
         """Return the connection, opened if needed, within `timeout_s` (default: the settings' connect_timeout).

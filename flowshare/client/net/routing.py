@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from flowshare.backoff import Backoff
 from flowshare.client.errors import NO_COORDINATOR, ClientError, ConnectionLost, NotConnected, Unsupported
 from flowshare.client.net.topology import NOBODY
 from flowshare.protocol import messages
@@ -48,8 +49,8 @@ successor waits only seconds for its members."""
 FLEET_PAUSE_S: Final = 0.5
 """The longest pause, in seconds, between two look-ups of the next coordinator in a fleet, which waits only seconds for
 its members."""
-BUSY_PAUSE_S: Final = 0.001
-"""The first pause, in seconds, before a busy coordinator of transactions is asked again: it needs milliseconds."""
+BUSY: Final = Backoff(0.001, 0.05)
+"""The pauses before a busy coordinator of transactions is asked again: it needs milliseconds."""
 RETRY_S_MAX: Final = 10.0
 """The longest search, in seconds, for the right broker, within the request's own time limit."""
 
@@ -235,11 +236,8 @@ class ClusterConnection:
         busy)."""
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
-        busy_s = BUSY_PAUSE_S
-        pause_s, answer, problem = settings.retry_backoff, None, "nobody is"
-        pause_s_max = (
-            min(settings.retry_backoff_max, FLEET_PAUSE_S) if self.cluster.in_fleet else settings.retry_backoff_max
-        )
+        busy_tries, wrong_tries, answer, problem = 0, 0, None, "nobody is"
+        pause_s_max = FLEET_PAUSE_S if self.cluster.in_fleet else settings.backoff.most
         while True:
             node, errors = await find(), set[ErrorCode]()
             if node != NOBODY:
@@ -252,16 +250,17 @@ class ClusterConnection:
                     errors = _errors(answer)
                     if not signs.intersection(errors):
                         return answer
-            busy = ErrorCode.CONCURRENT_TRANSACTIONS in errors
-            wait_s = busy_s if busy else pause_s
+            if busy := ErrorCode.CONCURRENT_TRANSACTIONS in errors:
+                busy_tries += 1
+                wait_s = BUSY.after(busy_tries)
+            else:
+                wrong_tries += 1
+                wait_s = min(settings.backoff.after(wrong_tries), pause_s_max)
             if clock.monotonic() + wait_s >= deadline_s:
                 break
             await clock.sleep(wait_s)
-            if busy:
-                busy_s = min(2 * busy_s, settings.retry_backoff)
-                continue
-            pause_s = min(2 * pause_s, pause_s_max)
-            await wrong()
+            if not busy:
+                await wrong()
         if answer is not None:
             return answer
         raise NotConnected(f"{what}: {problem}")
@@ -277,7 +276,7 @@ class ClusterConnection:
             found = await self._send(messages.MetadataRequest(topics=(request.name,)))
             if all(topic.error is ErrorCode.NONE and NOBODY not in topic.leaders for topic in found.topics):
                 break
-            await clock.sleep(self.cluster.settings.retry_backoff)
+            await clock.sleep(self.cluster.settings.backoff.first)
         return answer
 
     async def _to_each_group(self, request: messages.DeleteGroupsRequest) -> messages.DeleteGroupsResponse:
@@ -297,7 +296,7 @@ class ClusterConnection:
         """
         clock, settings, topology = self.cluster.clock, self.cluster.settings, self.cluster.topology
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
-        pause_s, asked, found = settings.retry_backoff, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
+        tries, asked, found = 0, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
         problem: NotConnected | None = None
         while True:
             throttle_ms = 0
@@ -314,12 +313,12 @@ class ClusterConnection:
             held_back = ErrorCode.THROTTLING_QUOTA_EXCEEDED
             asked = tuple(part for part in asked if part in wrong or errors[part] is held_back)
             some_read = any(log.error is ErrorCode.NONE for log in found.values())
-            wait_s = (0.0 if some_read else pause_s) if wrong else throttle_ms / 1000
+            tries += bool(wrong)
+            wait_s = (0.0 if some_read else settings.backoff.after(tries)) if wrong else throttle_ms / 1000
             if not asked or clock.monotonic() + wait_s >= deadline_s:
                 break
             await clock.sleep(wait_s)
             if wrong:
-                pause_s = min(2 * pause_s, settings.retry_backoff_max)
                 await self.cluster.look_for(sorted({part.topic for part in wrong}))
             if wrong and some_read:
                 moved = {part for part in wrong if topology.leader(*part[:2]) not in (NOBODY, leaders[part])}
@@ -383,14 +382,15 @@ class ClusterConnection:
         """
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
-        pause_s = settings.retry_backoff
+        tries = 0
         while True:
+            tries += 1
             await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
             answer = await self._ask_all(request)
+            pause_s = settings.backoff.after(tries)
             if answer.error not in NO_COORDINATOR or clock.monotonic() + pause_s >= deadline_s:
                 return answer
             await clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.retry_backoff_max)
 
     async def _ask_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
         """Return the groups of all brokers, or the first error."""

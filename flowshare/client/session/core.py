@@ -164,7 +164,7 @@ class SessionCore:
         """The fetch plan that waits while there is no node to fetch from, with its deadline."""
         self._closed = False
         # the leaders that are to be looked up
-        self._search = LeaderSearch(self.custody, settings.retry_backoff)
+        self._search = LeaderSearch(self.custody, settings.backoff.first)
         self._watch_due_s: float | None = None
         self._doubted: set[int] = set()
 

@@ -42,6 +42,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import Backoff
 from flowshare.client.net.topology import NOBODY
 from flowshare.client.session.ranges import cut
 from flowshare.protocol.messages import HeldRanges, TopicPartition
@@ -556,9 +557,10 @@ class LeaderSearch:
     """Decides which leaders a member looks up, and when: at once for partitions that went adrift since the last look or
     are `stale`, else after a growing pause. One look runs at a time."""
 
-    def __init__(self, custody: Custody, pause_least_s: float) -> None:
+    def __init__(self, custody: Custody, first_s: float) -> None:
         self._custody = custody
-        self._pause_least_s = self._pause_s = pause_least_s
+        self._pauses = Backoff(first_s, LOOK_S_MAX)
+        self._looks = 1
         self._looked_s = -1.0
         self.stale: set[TopicPartition] = set()
         """Partitions whose home node may not lead them any more."""
@@ -581,14 +583,14 @@ class LeaderSearch:
             return ()
         self.stale &= known
         if not custody.adrift and not self.stale:
-            self.due_s, self._pause_s = None, self._pause_least_s
+            self.due_s, self._looks = None, 1
             return ()
         if self._newly_adrift:
-            self._pause_s = self._pause_least_s
+            self._looks = 1
         elif self.due_s is not None and now_s >= self.due_s:
-            self._pause_s = min(2 * self._pause_s, LOOK_IN_FLEET_S_MAX if custody.keeps else LOOK_S_MAX)
+            self._looks += 1
             custody.doubt()
-        self.due_s = now_s + self._pause_s
+        self.due_s = now_s + min(self._pauses.after(self._looks), LOOK_IN_FLEET_S_MAX if custody.keeps else LOOK_S_MAX)
         asked = self.stale.union(tp for tp, drift in custody.adrift.items() if not drift.sure)
         self.stale.clear()
         return tuple(sorted(asked))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from flowshare.backoff import Backoff
 from flowshare.client.errors import SESSION_GONE, ServerError
 from flowshare.client.session.calls import Ack
 from flowshare.client.session.commands import DEBUG, WARNING, Arrived, Note, Refresh, SendRequest
@@ -71,10 +72,8 @@ ALL: Final = ((0, I64_MAX),)
 RESUME_S: Final = 6.0
 """The longest time, in seconds, that a server may take to report the member's records, and that an acknowledgement
 waits for the next process to lead where there is one server."""
-BUSY_WAIT_LEAST_S: Final = 0.01
-BUSY_WAIT_MOST_S: Final = 0.08
-"""The longest time, in seconds, that a fetch is parked while records are held whose acknowledgements would wait for
-it."""
+BUSY_WAITS: Final = Backoff(0.01, 0.08)
+"""The times that a fetch is parked while records are held whose acknowledgements would wait for it."""
 ANSWERED_S: Final = 1.0
 """The time, in seconds, in which a fetch is answered beyond its own wait. A server that reports when its locks began
 needs no such guess. Another answer that is read later was there while this process stood still: its locks began about
@@ -285,7 +284,7 @@ class Node:
             return asked_s
         if not with_acks and (now_s >= self.locked_until_s or not self.owner.custody.holding.any_of(self.wanted)):
             return asked_s
-        wait_s = min(BUSY_WAIT_MOST_S, BUSY_WAIT_LEAST_S * 2.0 ** min(self.quiet, 10))
+        wait_s = BUSY_WAITS.after(self.quiet + 1)
         self.quiet = 0 if with_acks else self.quiet + 1
         return min(asked_s, wait_s)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from flowshare.backoff import QUICK
 from flowshare.client.net.topology import NOBODY
-from flowshare.clock import backoff_s
 from flowshare.fleet.log.chunk import parse
 from flowshare.fleet.log.watch import Watch
 from flowshare.log.base import LogError, LogOffsets
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from flowshare.fleet.log.read_ahead import ReadBuffer
     from flowshare.fleet.log.topics import Topics
     from flowshare.protocol.messages import FetchedLog
-
-LOOK_PAUSE_S: Final = 0.1
-"""Time, in s, between two looks for leaders, doubled up to `LOOK_PAUSE_MAX_S` while some are not found."""
-LOOK_PAUSE_MAX_S: Final = 0.8
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +194,8 @@ class Ends:
         return True
 
     def _rest(self, buffer: ReadBuffer) -> None:
-        settings = self._cluster.settings
         buffer.failures += 1
-        pause_s = backoff_s(buffer.failures, settings.retry_backoff, settings.retry_backoff_max)
+        pause_s = self._cluster.settings.backoff.after(buffer.failures)
         buffer.rests_until_s = self._clock.monotonic() + pause_s
         watch = self._at.get(buffer)
         if watch is not None:
@@ -215,7 +210,7 @@ class Ends:
             self._finding = asyncio.get_running_loop().create_task(self._find(), name="leaders of the logs")
 
     async def _find(self) -> None:
-        pause_s = LOOK_PAUSE_S
+        looks = 0
         while self._homeless:
             names = {buffer.topic for buffer in self._homeless}
             try:
@@ -225,5 +220,5 @@ class Ends:
             for buffer in tuple(self._homeless):
                 if buffer.tail is None or self._registry.of(buffer) is None or self._settle(buffer):
                     del self._homeless[buffer]
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, LOOK_PAUSE_MAX_S)
+            looks += 1
+            await self._clock.sleep(QUICK.after(looks))

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from flowshare.clock import backoff_s
+from flowshare.backoff import QUICK
 from flowshare.fleet.log.ends import Ends
 from flowshare.fleet.log.followed import Followed, FollowedLogs
 from flowshare.fleet.log.lookups import Lookups, check, joined
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from flowshare.fleet.log.topics import TopicsListener
     from flowshare.log.base import AppendListener, LogOffsets, ReadResult
 
-SYNC_PAUSE_S, SYNC_PAUSE_MAX_S = 0.1, 2.0
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 logger = logging.getLogger(__name__)
@@ -258,8 +257,7 @@ class KafkaLog:
             return  # the partition is followed again when it comes back
         # Also asked again is a leader that does not know a known topic yet.
         followed.failures += 1
-        pause_s = backoff_s(followed.failures, SYNC_PAUSE_S, SYNC_PAUSE_MAX_S)
-        self._clock.call_later(pause_s, lambda: self._sync_again(followed))
+        self._clock.call_later(QUICK.after(followed.failures), lambda: self._sync_again(followed))
 
     def _sync_again(self, followed: Followed) -> None:
         if self._registry.by_place.get(followed.place) is followed:

@@ -100,14 +100,14 @@ class Lookups:
     async def send(self, request: Request[R], *, tries: int = TRIES) -> R:
         """Return an answer, its error included; tries: 1 for requests that must not be repeated. Raises
         StorageError."""
-        clock, settings = self._connection.cluster.clock, self._connection.cluster.settings
+        cluster = self._connection.cluster
         for left in reversed(range(tries)):
             try:
                 return await self._connection.send(request)
             except (OSError, ClientError) as error:
                 if not left or not isinstance(error, OSError):
                     raise StorageError(f"Kafka does not answer now: {error}") from error
-            await clock.sleep(settings.retry_backoff)
+            await cluster.clock.sleep(cluster.settings.backoff.first)
         raise AssertionError("there is a last try")
 
     async def records(

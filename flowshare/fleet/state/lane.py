@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from flowshare.backoff import Backoff
 from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported, check
 from flowshare.client.net.topology import NOBODY as NOT_LED
 from flowshare.fleet.state.reading import passes
@@ -85,6 +86,7 @@ PREPARED: Final = "Prepare"
 OFFSETS: Final = "__consumer_offsets"
 """The topic of groups' offsets, ledgers included."""
 EMPTY: Final = LaneNote()
+LANE_PAUSES: Final = Backoff(0.02, 1.0)
 SLOW_S: Final = 1.0
 """Time after which a transaction's slow begin means that it waits for the one before, which may not be told
 everywhere."""
@@ -101,9 +103,9 @@ class OutputSettings:
     output_wait_s: how long a partition may take to accept outputs; rest_s: how long it is left alone after that.
     answer_s: how long a coordinator, or the slot's own log, may take to answer. queue_s: how long a settle waits for a
     lane, retries included; decide_s: how long the loader of a share-partition waits for undecided transactions.
-    lay_down_s: how long a slot that is given away waits for its transactions. retry_backoff, retry_backoff_max: pause
-    in seconds before a new try, doubled each time. transaction_timeout_ms: after that brokers abort an open
-    transaction; low_timeout_ms: used where they refuse that time.
+    lay_down_s: how long a slot that is given away waits for its transactions. backoff: pauses before a new
+    try. transaction_timeout_ms: after that brokers abort an open transaction; low_timeout_ms: used where they refuse
+    that time.
     """
 
     lanes_max: int = 8
@@ -116,8 +118,7 @@ class OutputSettings:
     queue_s: float = 10.0
     decide_s: float = 5.0
     lay_down_s: float = 1.0
-    retry_backoff: float = 0.02
-    retry_backoff_max: float = 1.0
+    backoff: Backoff = LANE_PAUSES
     transaction_timeout_ms: int = 60_000
     low_timeout_ms: int = 10_000
 
@@ -363,10 +364,10 @@ class Lane:
 
     async def _carried_out(self) -> None:
         """Wait until the coordinator has told, or passed over, all partitions of the last transaction."""
-        pause_s = self._settings.retry_backoff
+        tries = 0
         while (await self._describe()).state.startswith(PREPARED):
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+            tries += 1
+            await self._clock.sleep(self._settings.backoff.after(tries))
 
     async def _leaders(self) -> Mapping[Place, tuple[int, int]]:
         """Return node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises
@@ -403,15 +404,15 @@ class Lane:
 
     async def _read_when_stable(self) -> int:
         """Return the ledger's number as soon as the ledger has heard of the aborted transaction."""
-        pause_s = self._settings.retry_backoff
+        tries = 0
         while True:
             try:
                 return await self._read_ledger()
             except ServerError as error:
                 if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:
                     raise
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+            tries += 1
+            await self._clock.sleep(self._settings.backoff.after(tries))
 
     async def _read_ledger(self, *, stable: bool = True) -> int:
         """Return the ledger's number; stable: not before all is told to it."""
@@ -557,13 +558,13 @@ class Lane:
     async def _write(self, piece: Piece, batch: bytes) -> LogError | None:
         """Write a piece until the broker has it; else return the final problem. Raises: as `_write_place`."""
         topic, partition = piece.place
-        pause_s = self._settings.retry_backoff
+        tries = 0
         request = ProduceRequest(
             topic=topic, partition=partition, records=batch, transactional_id=self.transactional_id
         )
         while isinstance(problem := await self._written(piece, request), StorageError):
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+            tries += 1
+            await self._clock.sleep(self._settings.backoff.after(tries))
         return problem
 
     async def _written(self, piece: Piece, request: ProduceRequest) -> LogError | None:

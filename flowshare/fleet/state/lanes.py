@@ -25,7 +25,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.clock import backoff_s
 from flowshare.fleet.state.lane import EMPTY, Lane, OutputSettings
 from flowshare.log.base import LogError, NotLed, StorageDamaged, StorageError
 from flowshare.slots.errors import SlotError
@@ -249,8 +248,7 @@ class Lanes:
             except StorageError as error:
                 logger.info("slot %d gets no further lane yet: %s", self._slot.slot, error)
                 failures += 1
-                pause_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
-                await self._clock.sleep(pause_s)
+                await self._clock.sleep(self._settings.backoff.after(failures))
 
     async def _keep(self, used: UsedLane, note: LaneNote) -> None:
         """Write a lane's note to the log. Raises StorageError, NotLed."""
@@ -287,8 +285,7 @@ class Lanes:
                 if failures == 1 or now_s - told_s >= TELL_S:
                     told_s = now_s
                     self._tell_trouble(lane, error)
-            pause_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
-            await self._clock.sleep(pause_s)
+            await self._clock.sleep(self._settings.backoff.after(failures))
         used.troubled = False
         lane.waits_for.clear()
         book, found = lane.book, None

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from flowshare.backoff import QUICK, USUAL, Backoff
 from flowshare.client.errors import ClientError, ServerError, check
-from flowshare.clock import backoff_s
 from flowshare.log.base import LogError, OffsetOutOfRange, StorageDamaged, StorageError
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, read_batch
 from flowshare.protocol.errors import ErrorCode
@@ -155,7 +155,7 @@ class SlotReading:
     async def _tried(self, once: Callable[[], Awaitable[R]]) -> R:
         clock, settings = self.clock, self.settings
         deadline_s = clock.monotonic() + settings.deadline_s
-        pause_s = settings.retry_backoff
+        tries = 0
         while True:
             try:
                 return await clock.wait_for(once(), max(0.0, deadline_s - clock.monotonic()))
@@ -167,10 +167,11 @@ class SlotReading:
                 problem = error
             except ClientError as error:
                 raise StorageError(str(error)) from error
+            tries += 1
+            pause_s = settings.backoff.after(tries)
             if clock.monotonic() + pause_s >= deadline_s:
                 raise StorageError(f"{self.where}: no luck for {settings.deadline_s:g} s: {problem}") from problem
             await clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.retry_backoff_max)
 
 
 LOADS_MAX: Final = 5
@@ -271,7 +272,7 @@ class SlotSettings:
     """Settings for writing and reading a slot's log.
 
     deadline_s: how long a record is sent again, and a broker asked again, before the slot is given up.
-    retry_backoff, retry_backoff_max: pause before a new try, doubled each time.
+    backoff: pauses before a new try.
     flying_max: batches without an answer; a broker recognises that many when they come twice.
     eager_max, eager_bytes: with `eager_max` batches under way a new one waits for `eager_bytes`, so that small writes
         gather.
@@ -281,8 +282,7 @@ class SlotSettings:
     """
 
     deadline_s: float = 30.0
-    retry_backoff: float = 0.05
-    retry_backoff_max: float = 1.0
+    backoff: Backoff = QUICK
     flying_max: int = 5
     eager_max: int = 2
     eager_bytes: int = 32 << 10
@@ -298,7 +298,6 @@ PART_BYTES: Final = 256 << 10
 FETCH_BYTES: Final = 1 << 20
 PAUSE_S: Final = 0.1
 """Pause, in s, while no slot is to be followed."""
-PAUSE_MAX_S: Final = 5.0
 APART_S: Final = 0.05
 """Least time, in s, between two fetches at a broker: each goes over its slots, and ends with the first record in
 any."""
@@ -376,7 +375,7 @@ class SlotTails:
                 logger.exception("following the slots of %s failed unexpectedly", self._topic)
                 passed = False
             failures = 0 if passed else failures + 1
-            pause_s = backoff_s(failures, 2 * PAUSE_S, PAUSE_MAX_S)
+            pause_s = USUAL.after(failures)
             await self._clock.sleep(max(pause_s, asked_s + APART_S - self._clock.monotonic()))
 
     async def _follow(self, asked: Mapping[int, Follower], parts: tuple[FetchPartition, ...]) -> bool:

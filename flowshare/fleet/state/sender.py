@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, ServerError, check
-from flowshare.clock import backoff_s
 from flowshare.fleet.state.reading import SlotReading, SlotRecords, passes
 from flowshare.log.base import LogError
 from flowshare.protocol.batches import BatchBuilder
@@ -216,8 +215,7 @@ class SlotSender:
 
     def _send_again_later(self) -> None:
         self._failures += 1
-        pause_s = backoff_s(self._failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
-        self._clock.call_later(pause_s, self._send_again)
+        self._clock.call_later(self._settings.backoff.after(self._failures), self._send_again)
 
     def _send_again(self) -> None:
         """Send all unanswered batches again, in order."""
@@ -249,7 +247,7 @@ class SlotSender:
                 before = self.confirming.reader.position
                 self.read(await self._reading.read(before))
                 if self.confirming.reader.position == before:
-                    await self._clock.sleep(self._settings.retry_backoff)
+                    await self._clock.sleep(self._settings.backoff.first)
         except LogError as error:
             self._give_up(str(error))
         finally:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
-from flowshare.clock import backoff_s
+from flowshare.backoff import USUAL
 from flowshare.cooperative import stored
 from flowshare.cooperative.ranges import merged
 from flowshare.core_errors import CoordinatorNotAvailable, CoreError, StateCorrupt
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from flowshare.server.cooperative.writing import GroupWriter
     from flowshare.server.runtime.state import Write
 
-RETRY_FIRST_S: Final = 0.1
-RETRY_LAST_S: Final = 5.0
 UNKNOWN: Final = "what became of the outputs is not known here any more; ask whoever coordinates the group now"
 
 logger = logging.getLogger(__name__)
@@ -125,7 +123,7 @@ class ApartSettles:
             except (CoreError, LogError, Refused) as error:
                 failures += 1
                 logger.info("the end of a settle is written again: %s: %s", self._owner.key, error)
-                await self._clock.sleep(backoff_s(failures, RETRY_FIRST_S, RETRY_LAST_S))
+                await self._clock.sleep(USUAL.after(failures))
             else:
                 return True
         return False

@@ -18,6 +18,7 @@ import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from flowshare.backoff import SLOW
 from flowshare.core_errors import CoreError
 from flowshare.log.base import (
     CorruptBatches,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 5
-BACKOFF_FIRST_S: Final = 1.0
-BACKOFF_LAST_S: Final = 30.0
 PARK_AGAIN_S: Final = 5.0
 """Seconds before another try for records whose keys could not be parked, as too many are."""
 CHUNK_RECORDS: Final = 500
@@ -153,17 +152,16 @@ class DeadLetters:
 
     async def _write_or_give_up(self, owner: PartitionOwner, chunk: Archiving) -> None:
         count = chunk.last - chunk.first + 1
-        delay_s = BACKOFF_FIRST_S
-        left = TRIES
+        failures, left = 0, TRIES
         while not owner.closed:  # else who serves the share-partition then writes them
             try:
                 await self._write(owner, chunk)
             except (LogError, DecodeError, CoreError) as error:
+                failures += 1
                 left -= not isinstance(error, StorageError)
                 if left and not isinstance(error, InvalidTopic | RecordsTooLarge):
                     logger.warning("dead letters could not be written, tried again: %s %s", error, _where(owner, chunk))
-                    await self._clock.sleep(delay_s)
-                    delay_s = min(2 * delay_s, BACKOFF_LAST_S)
+                    await self._clock.sleep(SLOW.after(failures))
                     continue
                 logger.error("dead letters are given up: %s %s", error, _where(owner, chunk))  # noqa: TRY400
                 self._stats.failed_dead_letters += count

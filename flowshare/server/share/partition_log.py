@@ -24,6 +24,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
+from flowshare.backoff import USUAL
 from flowshare.core_errors import UnknownTopicId
 from flowshare.log.base import LogError, ReadResult, check_offset
 from flowshare.share.acquire import BATCH_MAX
@@ -139,9 +140,6 @@ def overlapping(records: bytes, batches: Sequence[LogBatch], ranges: Sequence[Ac
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-PAUSE_S: Final = 0.2
-"""Seconds before the brokers are asked again, doubled up to `PAUSE_MAX_S`."""
-PAUSE_MAX_S: Final = 5.0
 REST_S: Final = 1.0
 """Seconds to wait after an offset that is out of range for no reason that the epochs show."""
 
@@ -280,7 +278,7 @@ class LogGuard:
         self._on_sure()
 
     async def _ask(self, kafka: CuttableLog) -> None:
-        pause_s = PAUSE_S
+        failures = 0
         while True:
             self._again = False
             partition = self._partition
@@ -294,8 +292,8 @@ class LogGuard:
                 )
             except LogError as error:
                 logger.info("whether a log was cut is not known yet: %s", error)
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                failures += 1
+                await self._clock.sleep(USUAL.after(failures))
                 continue
             if self._again:
                 continue

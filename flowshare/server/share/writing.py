@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.backoff import SLOW
 from flowshare.core_errors import InvalidRecordState
 from flowshare.log.base import LogError, NotDecided, OutputRefused, SettlesApart, StorageError
 from flowshare.server.runtime.state import cut, merge
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 10_000
 """Most steps waiting to be written; each covers records of its own, so that the limits on records are met earlier."""
-RETRY_FIRST_MS: Final = 1_000
-RETRY_LAST_MS: Final = 30_000
 KNOWN_S: Final = 3.0
 """Seconds that a question for a member's records waits for settles under way; members wait 6 s for the answer."""
 BEFORE_REFUSED: Final = "an output of what was settled before it was refused; try again"
@@ -94,7 +93,7 @@ class StateWriter:
         self._writing = False
         self._undecided: set[asyncio.Future[None]] = set()
         """Futures of decisions with unknown outcome."""
-        self._retry_ms = RETRY_FIRST_MS
+        self._failures = 0
         self._apart: ApartSettles | None = None
         if isinstance(store, SettlesApart):
             self._apart = ApartSettles(
@@ -190,7 +189,7 @@ class StateWriter:
         self._journal.done(update)
         self._owed.clear()
         self.retry_at_ms = None
-        self._retry_ms = RETRY_FIRST_MS
+        self._failures = 0
         for step in steps:
             self._settle(step)
         return True
@@ -297,8 +296,8 @@ class StateWriter:
             self.retry_at_ms = None
             return
         self._journal.snapshot_due = True
-        self.retry_at_ms = self._clock.steady_ms() + self._retry_ms
-        self._retry_ms = min(self._retry_ms * 2, RETRY_LAST_MS)
+        self._failures += 1
+        self.retry_at_ms = self._clock.steady_ms() + round(SLOW.after(self._failures) * 1000)
 
     def _fail(self, steps: list[Step], error: LogError) -> None:
         for step in steps:

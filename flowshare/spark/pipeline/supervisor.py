@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.texts import TEXT_MAX, named
 from flowshare.agents.worker.keeper import pause
+from flowshare.backoff import Backoff
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.spark.errors import SparkGone, brief, gone
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Backend
     from flowshare.clock import Clock
 
-PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
+PAUSES: Final = Backoff(1.0, 60.0)
 WELL_S: Final = 60.0
 """The time, in seconds, after which a running query no longer counts as one that keeps failing."""
 ONCE_TRIES: Final = 3
@@ -82,7 +83,8 @@ class _Running:
     since_s: float = 0.0
     noted_s: float = 0.0
     again_s: float = 0.0
-    pause_s: float = PAUSE_S
+    in_a_row: int = 0
+    """The number of failures since the query ran well."""
     tries: int = 0
     counted: tuple[str, int] = ("", -1)
     """The run and its last batch whose records are counted."""
@@ -169,7 +171,7 @@ class PipelineSupervisor:
             await asyncio.to_thread(self._note, one)
         if await asyncio.to_thread(lambda: one.query is not None and one.query.isActive):
             if now_s - one.since_s >= WELL_S:
-                one.pause_s = PAUSE_S  # the tries of a run of the present records are counted in all
+                one.in_a_row = 0  # the tries of a run of the present records are counted in all
             return
         error = await asyncio.to_thread(one.query.exception)
         await asyncio.to_thread(self._note, one)
@@ -211,9 +213,10 @@ class PipelineSupervisor:
             logger.error("pipeline=%s failed %d times and is given up: %s", figures.name, one.tries, error)
             return
         figures.state = "waiting"
-        one.again_s = self._clock.monotonic() + one.pause_s
-        logger.error("pipeline=%s failed and starts again in %.0f s: %s", figures.name, one.pause_s, error)
-        one.pause_s = min(PAUSE_MAX_S, 2 * one.pause_s)
+        one.in_a_row += 1
+        pause_s = PAUSES.after(one.in_a_row)
+        one.again_s = self._clock.monotonic() + pause_s
+        logger.error("pipeline=%s failed and starts again in %.0f s: %s", figures.name, pause_s, error)
 
     def _end(self, one: _Running) -> None:
         """Finish the batch under way, then stop the query; does nothing when Spark has ended. Blocks."""

@@ -9,10 +9,9 @@ the driver over the control channel:
     draining  it was told to finish what it runs
     pausing   it ended; the next one is started soon
 
-A worker is started again when its job ends in any way: at once if it had been ready, and after a pause that doubles
-from PAUSE_FIRST_S to PAUSE_MAX_S if it keeps ending within SETTLED_S of being ready. This has no end, and the reason is
-logged each time. Only when the application is refused before any worker ever was ready, all end with that reason. Spark
-itself does not retry (`jobs.py`).
+A worker is started again when its job ends in any way: at once if it had been ready, and after `PAUSES` if it keeps
+ending within SETTLED_S of being ready. This has no end, and the reason is logged each time. Only when the application
+is refused before any worker ever was ready, all end with that reason. Spark itself does not retry (`jobs.py`).
 
 A worker is dead when its connection ended and it did not call again within AWAY_S, or when it was silent and did not
 for STILL_S more: its record locks have lapsed by then. Its connections end with it, so the servers hand out the records
@@ -37,8 +36,7 @@ from flowshare.agents.host import inflight
 from flowshare.agents.scale.lag import Rows
 from flowshare.agents.worker.keeper import (
     KILL_AFTER_S,
-    PAUSE_FIRST_S,
-    PAUSE_MAX_S,
+    PAUSES,
     SETTLED_S,
     Keeper,
     Place,
@@ -250,7 +248,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
     # --- one worker ---------------------------------------------------------------------------------------------------
 
     async def _run_again(self, worker: KeptWorker) -> None:
-        pause_s, row = 0.0, 0
+        failures = row = 0
         try:
             while not worker.leaving.is_set():
                 begun_s = time.monotonic()
@@ -265,8 +263,8 @@ class SparkSupervisor(Keeper[KeptWorker]):
                     return
                 well = worker.fetched and time.monotonic() - worker.ready_s >= SETTLED_S
                 row = 1 if well else row + 1
-                at_once = row == 1 and worker.fetched
-                pause_s = 0.0 if at_once else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
+                failures = 0 if row == 1 and worker.fetched else failures + 1
+                pause_s = PAUSES.after(failures)
                 self._say_ended(worker, lived_s, row, pause_s)
                 worker.become("pausing")
                 if pause_s:
