@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,61 +20,65 @@ class BackendError(FlowshareError):
     """A backend cannot be used; the text says why and what to do."""
 
 
+class Leader(Enum):
+    """The processes that lead a backend's share groups."""
+
+    PROCESS = "process"
+    """One server of flowshare's: the process that has the path or the memory, or `flowshare serve`."""
+    WORKERS = "workers"
+    """The app's workers, with their state in topics of a Kafka cluster."""
+    BROKERS = "brokers"
+    """Kafka's brokers."""
+
+
+class Feature:
+    """One feature, by the leaders that have it: an attribute of `Capabilities`, True where one of these leads."""
+
+    def __init__(self, *leaders: Leader) -> None:
+        self._leaders = leaders
+
+    def __get__(self, of: Capabilities, kind: object = None) -> bool:
+        return of.leader in self._leaders
+
+
+_OURS: Final = (Leader.PROCESS, Leader.WORKERS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The features that differ between backends, checked when an app starts.
+    """The features that differ between backends, checked when an app starts. A table in docs/backends.md tells users.
 
-    durable: confirmed writes survive a restart. durable_acquires: an acquire is written before its records leave, so
-    that no delivery is forgotten. delayed_release: a release can carry a delay. unrun_release: a record that was never
-    run can be released without costing an attempt. server_dead_letters: the server can write dead letters of records
-    that the delivery limit archives. letters_by_choice: a group chooses for which of the records that it gives up the
-    server writes letters. ranges_only: acquiring without record bytes. group_configs: groups have settings.
-    cheap_acknowledge: each acknowledgement may be sent alone, because none costs a broker a write. own_limits: any
-    delivery limit and lock duration can be set. window_by_count: finished records behind a slow one do not count
-    against the record locks. pausing: groups can be paused. group_limit: the records in flight of a whole group can be
-    limited. priority: new records can come before redeliveries. key_order: of each key one record at a time is handed
-    out, the first that is not settled. settling: outputs can be written in one step with accepting their inputs. A
-    table in docs/backends.md tells users about these features.
+    leader: who leads; it decides all features but these two. durable: confirmed writes survive a restart. settling:
+    outputs can be written in one step with accepting their inputs.
+
+    cheap_acknowledge: each acknowledgement may be sent alone, because none costs a broker a write. delayed_release: a
+    release can carry a delay. unrun_release: a record that was never run can be released without costing an attempt.
+    server_dead_letters: the server can write dead letters of records that the delivery limit archives.
+    letters_by_choice: a group chooses for which of the records that it gives up the server writes letters. ranges_only:
+    acquiring without record bytes. own_limits: any delivery limit and lock duration can be set. window_by_count:
+    finished records behind a slow one do not count against the record locks. pausing: groups can be paused.
+    group_limit: the records in flight of a whole group can be limited. priority: new records can come before
+    redeliveries. key_order: of each key one record at a time is handed out, the first that is not settled.
     """
 
-    durable: bool
-    durable_acquires: bool = True
-    delayed_release: bool = True
-    unrun_release: bool = True
-    server_dead_letters: bool = True
-    letters_by_choice: bool = True
-    ranges_only: bool = True
-    group_configs: bool = True
-    cheap_acknowledge: bool = True
-    own_limits: bool = True
-    window_by_count: bool = True
-    pausing: bool = True
-    group_limit: bool = True
-    priority: bool = True
-    key_order: bool = True
+    leader: Leader
+    durable: bool = True
     settling: bool = True
 
+    cheap_acknowledge = Feature(Leader.PROCESS)
+    delayed_release = unrun_release = server_dead_letters = letters_by_choice = ranges_only = Feature(*_OURS)
+    own_limits = window_by_count = pausing = group_limit = priority = key_order = Feature(*_OURS)
 
-EMBEDDED: Final = Capabilities(durable=True)
-MEMORY: Final = Capabilities(durable=False, durable_acquires=False)
-WORKERS: Final = Capabilities(durable=True, cheap_acknowledge=False)
-NATIVE: Final = Capabilities(
-    durable=True,
-    durable_acquires=False,
-    delayed_release=False,
-    unrun_release=False,
-    server_dead_letters=False,
-    letters_by_choice=False,
-    ranges_only=False,
-    cheap_acknowledge=False,
-    own_limits=False,
-    window_by_count=False,
-    pausing=False,
-    group_limit=False,
-    priority=False,
-    key_order=False,
-    settling=False,
-)
+    @property
+    def durable_acquires(self) -> bool:
+        """True if an acquire is written before its records leave, so that no delivery is forgotten."""
+        return self.durable and self.leader in _OURS
+
+
+EMBEDDED: Final = Capabilities(leader=Leader.PROCESS)
+MEMORY: Final = Capabilities(leader=Leader.PROCESS, durable=False)
+WORKERS: Final = Capabilities(leader=Leader.WORKERS)
+NATIVE: Final = Capabilities(leader=Leader.BROKERS, settling=False)
 SERVED: Final = EMBEDDED
 """A `kafka://` address at which one of flowshare's own servers answers (`flowshare serve`, a path's port)."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import replace
 
 import pytest
 
@@ -12,13 +11,20 @@ import flowshare as fs
 from flowshare.agents.feed.delays import HOLD_S, OTHERS_S, REWRITE_S
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.handler.retry_headers import origin_of
-from flowshare.backend.base import NATIVE
+from flowshare.backend.base import Capabilities, Feature, Leader
 from flowshare.backend.memory import MemoryBackend
 from flowshare.client.session.member import ShareMember
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 from tests.batches import SPOILED, spoil
 
-POOR = replace(NATIVE, own_limits=True)
+
+class Poor(Capabilities):
+    """As Kafka's brokers, but for limits that an app may set."""
+
+    own_limits = Feature(*Leader)
+
+
+POOR = Poor(leader=Leader.BROKERS, settling=False)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from flowshare.agents.handler.errors import OptionError
-from flowshare.backend.base import Capabilities
+from flowshare.backend.base import EMBEDDED, NATIVE, Capabilities
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry, TopicMetadata
@@ -260,9 +260,6 @@ def test_no_text_of_the_options_shows_a_password():
 
 # --- what a group is set to ---------------------------------------------------------------------------------------
 
-NATIVE = Capabilities(durable=True, own_limits=False, ranges_only=False)
-OWN = Capabilities(durable=True)
-
 
 class FakeAdmin:
     """Keeps what a group is set to. kind: of the group that is there. broker: settings of the brokers."""
@@ -310,7 +307,7 @@ def test_a_group_with_an_order_by_key_is_refused_before_anything_of_it_is_change
     admin.set["share.key.order"] = order
 
     with pytest.raises(OptionError, match=r"share.key.order.*give the source another group"):
-        prepared(admin, OWN)
+        prepared(admin, EMBEDDED)
 
     assert admin.set == {"share.key.order": order}
 
@@ -319,13 +316,13 @@ def test_a_group_whose_order_was_taken_away_is_read():
     admin = FakeAdmin()
     admin.set["share.key.order"] = ""
 
-    assert prepared(admin, OWN).endless
+    assert prepared(admin, EMBEDDED).endless
 
 
 def test_where_flowshare_leads_records_never_run_out_of_deliveries():
     admin = FakeAdmin()
 
-    facts = prepared(admin, OWN, records_per_trigger="50000")
+    facts = prepared(admin, EMBEDDED, records_per_trigger="50000")
 
     assert facts == DeliveryLimits(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=True)
     assert facts.endless
@@ -339,7 +336,7 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
 def test_a_limit_a_lock_and_a_start_that_are_asked_for_are_the_groups():
     admin = FakeAdmin(topics=["orders"])
 
-    facts = prepared(admin, OWN, delivery_limit="3", lock_duration="7.5", start="60")
+    facts = prepared(admin, EMBEDDED, delivery_limit="3", lock_duration="7.5", start="60")
 
     assert (facts.deliveries, facts.endless) == (3, False)
     assert admin.set["share.delivery.count.limit"] == "3"
@@ -350,14 +347,14 @@ def test_a_limit_a_lock_and_a_start_that_are_asked_for_are_the_groups():
 def test_the_group_hands_out_committed_records_unless_the_query_asks_for_all():
     for given, level in (({}, "read_committed"), ({"isolation": "read_uncommitted"}, "read_uncommitted")):
         admin = FakeAdmin()
-        facts = prepared(admin, OWN, **given)
+        facts = prepared(admin, EMBEDDED, **given)
         assert (admin.set["share.isolation.level"], facts.committed) == (level, level == "read_committed")
 
 
 def test_few_records_a_trigger_do_not_make_few_locks():
     admin = FakeAdmin()
 
-    assert prepared(admin, OWN, records_per_trigger="1").locks == 2_000
+    assert prepared(admin, EMBEDDED, records_per_trigger="1").locks == 2_000
 
 
 def test_kafkas_brokers_are_asked_for_as_much_as_they_allow():
@@ -398,11 +395,11 @@ def test_a_limit_above_what_the_brokers_allow_is_refused_with_theirs():
 
 def test_a_group_of_another_kind_is_refused():
     with pytest.raises(OptionError, match="'etl' is a consumer group on the brokers; give the source another group"):
-        prepared(FakeAdmin(kind="consumer"), OWN)
+        prepared(FakeAdmin(kind="consumer"), EMBEDDED)
 
 
 def test_a_group_that_is_there_is_taken():
-    assert prepared(FakeAdmin(kind="share"), OWN).endless
+    assert prepared(FakeAdmin(kind="share"), EMBEDDED).endless
 
 
 def test_settings_that_are_refused_are_told_with_the_reason():
@@ -410,14 +407,14 @@ def test_settings_that_are_refused_are_told_with_the_reason():
     admin.refusal = ServerError(ErrorCode.INVALID_CONFIG, "the lock is too long")
 
     with pytest.raises(OptionError, match=r"the settings of group etl are refused: .*the lock is too long"):
-        prepared(admin, OWN)
+        prepared(admin, EMBEDDED)
 
 
 def test_a_group_that_reads_committed_records_says_so():
     admin = FakeAdmin()
     admin.set["share.isolation.level"] = "read_committed"
 
-    assert prepared(admin, OWN).committed
+    assert prepared(admin, EMBEDDED).committed
 
 
 def topics_for(there, **given: str) -> list[str]:

@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -24,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from flowshare.agents.handler.errors import OptionError
-from flowshare.backend.base import EMBEDDED
+from flowshare.backend.base import Capabilities, Feature, Leader
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.client.errors import NotConnected
 from flowshare.spark.datasource import ShareStreamReader
@@ -529,11 +528,17 @@ def test_a_rejected_half_of_a_batch_has_its_dead_letters_and_is_settled(broker, 
     assert "came too late" not in caplog.text
 
 
+class Wordy(Capabilities):
+    """A server that writes letters of all rejects."""
+
+    letters_by_choice = Feature()
+
+
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 @pytest.mark.parametrize("own", [True, False])
 def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(broker, query, monkeypatch, own):
     """Kafka's brokers from 4.4 on write one of every reject, where the group names a topic for them."""
-    monkeypatch.setattr(EmbeddedBackend, "capabilities", replace(EMBEDDED, letters_by_choice=False))
+    monkeypatch.setattr(EmbeddedBackend, "capabilities", Wordy(leader=Leader.PROCESS))
     brokers = broker.topic(f"{query.group}.brokers")
     one = query(outcomes="true", records_per_trigger="5000", dead_letter="" if own else "none")
     start = one.initial()

@@ -10,7 +10,7 @@ from flowshare.agents.feed.backend_limits import check_asked
 from flowshare.agents.feed.feeder import Feeder
 from flowshare.agents.feed.setup import need_outputs, need_topic, retried
 from flowshare.agents.handler.errors import UsageError
-from flowshare.backend.base import Capabilities
+from flowshare.backend.base import EMBEDDED, Capabilities, Leader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 VIRTUAL_WAIT_S: Final = 20.0
 """Seconds that a fetch waits where time is virtual: each wait that ends costs more than one that goes on."""
-HERE: Final = Capabilities(durable=True, server_dead_letters=False)
-"""Capabilities of the member in this process, wherever the group's state is. Only `settling` depends on that place."""
 CONSUMERS: Final = ("classic", "consumer")
 """Kinds of groups whose members may form a cooperative group."""
 
@@ -47,7 +45,7 @@ class CooperativeFeeder(Feeder):
     ) -> None:
         """As `Feeder`."""
         where = environment.capabilities
-        here = replace(HERE, settling=where.settling)
+        here = replace(EMBEDDED, settling=where.settling)  # the member in this process leads, but for the settling
         super().__init__(agent, pool, replace(environment, capabilities=here), observer=observer, member_id=member_id)
         self._where = where
 
@@ -117,7 +115,7 @@ async def rehearse(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Cap
 
 
 def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
-    if not capabilities.key_order:
+    if capabilities.leader is Leader.BROKERS:
         raise UsageError(
             f"cooperative agent {agent.name}: Kafka's brokers keep no committed sets; run the app on an embedded path, "
             "or on a cluster with fs.App(…, share='workers')"

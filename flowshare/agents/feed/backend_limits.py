@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.retry import DELAY_MAX_S
-from flowshare.backend.base import Capabilities, GroupNeeds
+from flowshare.backend.base import Capabilities, GroupNeeds, Leader
 from flowshare.backoff import Backoff
 from flowshare.client.errors import ClientError
 from flowshare.share.config import ISOLATION
@@ -77,7 +77,7 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
 
 
 def _why_unsettled(offered: Capabilities) -> str:
-    if offered.key_order:  # the workers lead, but the brokers are too old
+    if offered.leader is not Leader.BROKERS:  # the brokers below the workers are too old
         return "these brokers are older than Kafka 3.7 and may leave a transaction open (KIP-890): use newer ones"
     return (
         "Kafka's brokers accept records in no step with what is produced (KIP-1289): let the workers lead "

@@ -120,12 +120,10 @@ async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
         }
         for one in found.members
     ]
-    settings: list[Any] | None = None
-    if session.backend.capabilities.group_configs:
-        try:
-            settings = await admin.group_configs(name)
-        except ServerError as error:
-            return {"members": members, "settings": None, "unknown": str(error)}
+    try:
+        settings = await admin.group_configs(name)
+    except ServerError as error:
+        return {"members": members, "settings": None, "unknown": str(error)}
     return {"members": members, "settings": settings}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import flowshare as fs
 from flowshare.agents.telemetry import conventions as names
-from flowshare.backend.base import NATIVE
+from flowshare.backend.base import Capabilities, Feature, Leader
 from flowshare.backend.memory import MemoryBackend
 from flowshare.testing import Bus
 from tests.agents.agents_kit import one_agent, run_agent, run_app
@@ -389,8 +388,14 @@ def test_a_dead_letter_is_sent_by_the_handling_that_failed(told):
     assert letter.headers["mine"] == b"x"
 
 
+class Poor(Capabilities):
+    """As Kafka's brokers, but for limits that an app may set."""
+
+    own_limits = Feature(*Leader)
+
+
 def test_a_retry_that_waits_in_its_topic_is_between_the_two_handlings(told, monkeypatch):
-    monkeypatch.setattr(MemoryBackend, "capabilities", property(lambda _: replace(NATIVE, own_limits=True)))
+    monkeypatch.setattr(MemoryBackend, "capabilities", property(lambda _: Poor(leader=Leader.BROKERS, settling=False)))
 
     async def handler(value: int, delivery: fs.Delivery) -> None:
         if delivery.attempt == 1:
