@@ -27,10 +27,10 @@ $(STAMP): requirements/lock.txt requirements/java.txt requirements/node.txt pypr
 	@touch $@
 
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
-	@$(BIN)/flowshare demo
+	@$(BIN)/python -m examples.flights
 
 console-demo: setup  ## flights with a stuck key, retries and dead letters, three workers, and the console to look at them
-	@$(BIN)/flowshare demo --console
+	@$(BIN)/python -m examples.flights --console
 
 console-shots: setup  ## the pictures of docs/console.md, of what that demo shows, in the browser of the tests; a minute
 	@$(BIN)/python -m tests.console.browser.pictures docs/console
@@ -125,7 +125,7 @@ bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connect
 	@for b in spark spark_fleet; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the data file without it)
-	$(BIN)/uv pip compile pyproject.toml --extra console --extra demo --extra otel --extra registry --extra spark --group dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra console --extra otel --extra registry --extra spark --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header \
 		--no-emit-package pandas --upgrade -o requirements/lock.txt
 	echo hatchling | $(BIN)/uv pip compile pyproject.toml - --universal --python-version 3.11 \

@@ -40,7 +40,7 @@ NOT_OF_USERS = {
     "flowshare.kmq": "records of the markers topic that are no markers; counted",
     "flowshare.protocol": "bytes of peers; ends their connection",
     "flowshare.server": "what a peer is answered, or its connection's end",
-    "flowshare.dev": "of the demonstrations' own commands",
+    "flowshare.dev": "of the command `flowshare dev`",
     "flowshare.cli": "the one line that a command ends with",
 }
 

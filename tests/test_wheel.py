@@ -27,5 +27,6 @@ def test_the_wheel_carries_all_of_the_package_and_says_that_it_is_typed(tmp_path
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "flowshare").rglob("*.py")}
     assert "flowshare/py.typed" in names
     assert sources <= names
+    assert not [name for name in names if "flights" in name]  # the demo is an example
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"flowshare"}
     assert "flowshare = flowshare.entry:main" in entry_points

@@ -24,7 +24,6 @@ COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
     "console": ("flowshare.console.command", "console", "Show groups in a browser, and act on them."),
     "console-login": ("flowshare.console.command", "console_login", "Add somebody to the console's file of logins."),
-    "demo": ("flowshare.cli.dev", "demo", "Run 336,776 real flights through share agents, kill -9 included."),
     "dev": ("flowshare.cli.dev", "dev", "Start and end a throw-away real Kafka on this machine."),
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
     "drain": ("flowshare.cli.pages", "drain", "Have a worker finish what it is running, before it is stopped."),

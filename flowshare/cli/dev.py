@@ -1,4 +1,4 @@
-"""`flowshare dev`: a throw-away real Kafka on this machine; `flowshare demo`: real data through share agents."""
+"""`flowshare dev`: a throw-away real Kafka on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import click
 
 from flowshare.cli.options import DIRECTORY, debug_option, json_option
 from flowshare.cli.output import say
-from flowshare.dev.flights_data import ROWS
 
 if TYPE_CHECKING:
     from flowshare.dev.broker import DevBroker
@@ -122,29 +121,3 @@ def _where(broker: DevBroker) -> str:
         return f"container {broker.container[:12]}"
     pids = ", ".join(str(one.pid) for one in broker.processes)
     return f"process {pids}, logs in {broker.data}"
-
-
-@click.command("demo")
-@click.option("--rows", type=click.IntRange(1000, ROWS), default=ROWS, show_default=True, help="How many flights.")
-@click.option("--data", type=DIRECTORY, help="Where to keep the broker's data.  [default: removed at the end]")
-@click.option("--no-spark", is_flag=True, help="Leave the pipeline out, which needs Spark and Java.")
-@click.option("--console", is_flag=True, help="Instead: three workers and a console to look at, until Ctrl-C.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Of the console.")
-@debug_option
-def demo(rows: int, data: Path | None, no_spark: bool, console: bool, port: int) -> int:
-    """Run 336,776 real flights through share agents, kill -9 included.
-
-    A worker is killed half-way and started again; what comes out is compared with the raw table. Then a pipeline on
-    Spark sums it up.
-
-    With --console flights keep coming, with a stuck key, retries and dead letters, and a console shows it.
-    """
-    from flowshare.dev.flights import demo as run
-
-    if data is not None and (data / "broker").exists():
-        raise click.UsageError(f"{data} holds an earlier demo; remove it or name another directory")
-    if console:
-        from flowshare.dev.console_demo import show
-
-        return show(data, port)
-    return run(rows, data, spark=not no_spark)

@@ -1,8 +1,7 @@
-"""Throw-away Kafka brokers and the demonstration: what helps to try flowshare out, and no worker needs.
+"""Throw-away Kafka brokers, to try flowshare out; no worker needs them.
 
 `broker` starts and ends a Kafka, in a container (`by_docker`) or from its `jars` (`by_jars`, with `java`), and has the
-one of `flowshare dev up`. `flights*` is `flowshare demo`. An app's tests need neither: `flowshare.testing` has a log in
-memory.
+one of `flowshare dev up`. An app's tests need none: `flowshare.testing` has a log in memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`flowshare demo --console` goes on when somebody kills a worker to look at that, and says so."""
+"""`make console-demo` goes on when somebody kills a worker to look at that, and says so."""
 
 from __future__ import annotations
 
 import pytest
 
-from flowshare.dev.console_demo import Processes
-from flowshare.dev.flights import DemoFailed
+from examples.flights.console_demo import Processes
+from examples.flights.demo import DemoFailed
 
 
 class Ended:

@@ -9,15 +9,16 @@ from collections import Counter
 
 import pytest
 
-from flowshare.dev import flights
-from flowshare.dev.flights import FlightsOutcome, table
-from flowshare.dev.flights_data import ROWS, Figures, classify_row, expected
+from examples.flights import demo
+from examples.flights.data import ROWS, Figures, classify_row, expected
+from examples.flights.demo import FlightsOutcome, table
 
 
 @pytest.mark.real
 def test_the_first_20000_flights_survive_a_kill_and_the_table_agrees() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flowshare.cli", "demo", "--rows", "20000"],
+        [sys.executable, "-m", "examples.flights", "--rows", "20000"],
+        cwd=demo.ROOT,
         capture_output=True,
         text=True,
         timeout=300,
@@ -66,10 +67,10 @@ def test_the_plot_is_moved_into_a_fresh_folder_and_through_no_link_of_others(tmp
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (shared / f"flowshare-demo-{flights.PICTURE}").symlink_to(victim)
-    (tmp_path / flights.PICTURE).write_text("plot")
+    (shared / f"flowshare-demo-{demo.PICTURE}").symlink_to(victim)
+    (tmp_path / demo.PICTURE).write_text("plot")
 
-    picture = flights.kept_picture(tmp_path, keep=False)
+    picture = demo.kept_picture(tmp_path, keep=False)
 
     assert victim.read_text() == "mine"
     assert picture.read_text() == "plot"

@@ -1,4 +1,4 @@
-"""`make console-shots`: the pictures of docs/console.md, taken of what `flowshare demo --console` shows.
+"""`make console-shots`: the pictures of docs/console.md, taken of what `make console-demo` shows.
 
 `python -m tests.console.browser.pictures FOLDER` writes groups.png, partition.png, stuck.png and letters.png there,
 1280 pixels wide. The flights are the same each time; times, rates and ids are not.
@@ -51,11 +51,11 @@ async def take(folder: Path, browser: Browser) -> list[Path]:
 
 @contextmanager
 def demo(scratch: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """`flowshare demo --console` as a process, and its log."""
+    """The demo as a process, and its log."""
     log = scratch / "demo.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flowshare.cli", "demo", "--console", "--port", "0", "--data", f"{scratch}/log"],
+            [sys.executable, "-m", "examples.flights", "--console", "--port", "0", "--data", f"{scratch}/log"],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

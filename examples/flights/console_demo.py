@@ -1,4 +1,4 @@
-"""`flowshare demo --console`: three workers, flights that keep coming, and a console to look at, until Ctrl-C."""
+"""`make console-demo`: three workers, flights that keep coming, and a console to look at, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+from examples.flights.data import rows
+from examples.flights.demo import ROOT, DemoFailed, opened, say
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
-from flowshare.dev.flights import DemoFailed, opened, say
-from flowshare.dev.flights_data import rows
 
-APP: Final = "flowshare.dev.console_app:app"
+APP: Final = "examples.flights.console_app:app"
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 PAUSED: Final = "flights.archive"
@@ -48,6 +48,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                cwd=ROOT,
             )
 
     def log(self, name: str) -> str:

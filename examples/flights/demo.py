@@ -1,4 +1,4 @@
-"""`flowshare demo`: the flights go through the agent of flights_app.py, and a table shows that nothing was lost.
+"""`make demo`: the flights go through the agent of app.py, and a table shows that nothing was lost.
 
 Steps: produce the rows into a topic with one partition; start a worker process; `kill -9` it half-way; start it again;
 wait until its backlog is empty; stop it with SIGTERM; read the sink and the dead letters and compare them with the
@@ -27,6 +27,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from examples.flights.data import LATE_AFTER_MIN, Figures, expected, rows
 from flowshare.agents.pages import own_user
 from flowshare.backend import open_backend
 from flowshare.backend.path_workers import running_workers
@@ -34,10 +35,11 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
 from flowshare.dev import DevFailure
-from flowshare.dev.flights_data import LATE_AFTER_MIN, Figures, expected, rows
 from flowshare.dev.java import java
 
-APP: Final = "flowshare.dev.flights_app:app"
+APP: Final = "examples.flights.app:app"
+ROOT: Final = Path(__file__).parents[2]
+"""The folder from which the applications are found by name."""
 TOPIC, SINK, DEAD_LETTERS = "flights", "flights.delays", "flights.classify.dlq"
 LIMIT_S: Final = 300.0
 POLL_S: Final = 0.02
@@ -89,6 +91,7 @@ class FlightsWorker:
                 env={**os.environ, "FLOWSHARE_BROKER": f"embedded://{self._path}"},
                 stdout=log,
                 stderr=log,
+                cwd=ROOT,
             )
 
     def kill(self) -> None:
@@ -283,7 +286,7 @@ def run(path: Path, limit: int) -> int:
 
 # --- the second half: a Spark pipeline sums the results up, and its table is held against the raw one ---------------
 
-PIPELINE: Final = ["pipeline", "flowshare.dev.flights_app:app", "by_hour", "--once", "--master", "local[2,4]"]
+PIPELINE: Final = ["pipeline", APP, "by_hour", "--once", "--master", "local[2,4]"]
 PIPELINE_LIMIT_S: Final = 240
 TOP: Final = 10
 PICTURE: Final = "carriers.png"
@@ -333,6 +336,7 @@ def run_pipeline(broker: Path, out: Path, log: Path) -> float:
                 stdout=file,
                 stderr=file,
                 check=False,
+                cwd=ROOT,
                 timeout=PIPELINE_LIMIT_S,
             )
         except subprocess.TimeoutExpired:

