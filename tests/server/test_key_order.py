@@ -204,6 +204,27 @@ async def test_a_lost_connection_frees_no_head_before_its_lock_lapses() -> None:
         assert (before, ranges(await n.fetch())) == ([], [(0, 0, 2), (2, 2, 2)])
 
 
+@pytest.mark.parametrize("ended", [True, False])
+async def test_the_heads_of_a_member_are_free_as_soon_as_its_process_is_known_to_have_ended(
+    ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowshare.processes.runs", {(7, 70): not ended}.__getitem__)
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m, n = w.member("m", own=True), w.member("n", own=True)
+        for member in (m, n):
+            await member.heartbeat("t", epoch=0)
+        await m.fetch(at)
+        m.connection.process = (7, 70)
+        await m.connection.close()
+        await w.clock.advance(0.2)
+        soon = taken(await n.fetch(at))
+        await w.clock.advance(5)
+        later = taken(await n.fetch(at))
+
+    assert (soon, later) == (([(0, 0, 2), (2, 2, 2)], []) if ended else ([], []))
+
+
 async def test_a_session_that_is_closed_gives_its_heads_back_at_once() -> None:
     async with world(configs=BY_KEY) as w:
         at = await w.log(keyed("aab"))

@@ -16,6 +16,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, TopicPartition
 from flowshare.server.runtime.topic_index import TopicIndex
 from flowshare.server.share.resume import ShareResuming, merged, minus
+from flowshare.server.share.returning_members import Returns
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import ManualClock, settle
 from tests.server.world import accept, parked, ranges, world
@@ -133,6 +134,25 @@ async def test_a_member_that_is_back_over_another_connection_stays_whatever_its_
         await w.clock.advance(0.2)
 
         assert await w.members() == ["m1"]
+
+
+class Line:
+    """A connection of flowshare's own client."""
+
+    closed, own = False, True
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_member_that_comes_back_after_its_process_has_ended_lives_in_another_one(back: bool) -> None:
+    returns = Returns(clock=ManualClock(), config_of=lambda _: None, grace_ms=3_000, fleet=False)
+    group, first = SimpleNamespace(group_id="g", expect_by=lambda *_: None), Line()
+    returns.beat(first, ("g", "m"), left=False)
+    returns.ended(first)
+    returns.expect_no_more(group, "m")
+    if back:
+        returns.beat(Line(), ("g", "m"), left=False)
+
+    assert [returns.process_ended("g", "m") for _ in range(2)] == [not back, False]
 
 
 @pytest.mark.parametrize(("own", "interval_ms"), [(True, 500), (False, 5_000)], ids=["flowshare's", "others'"])

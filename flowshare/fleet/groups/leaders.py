@@ -93,9 +93,9 @@ class FleetLeaders:
         """Return the share-partitions that the group had initialised."""
         return frozenset(ShareKey(group.group_id, *key) for key in group.initialized)
 
-    def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
+    def release_member(self, group_id: str, member_id: str, *, died: bool = False, gone: bool = False) -> None:
         """Release a member's records: here at once, elsewhere when the leaders hear of it."""
-        self.local.release_member(group_id, member_id, died=died)
+        self.local.release_member(group_id, member_id, died=died, gone=gone)
         version = self.version(group_id)
         self.peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
 

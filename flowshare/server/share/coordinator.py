@@ -502,7 +502,8 @@ class Coordinator:
                 logger.warning(
                     "member timed out, its records are released group=%s member=%s", group.group_id, member_id
                 )
-                self._leaders.release_member(group.group_id, member_id, died=True)
+                ended = self._returns.process_ended(group.group_id, member_id)
+                self._leaders.release_member(group.group_id, member_id, died=True, gone=ended)
             if gone:
                 self._changed(group.group_id)
         # Both beside the watch: what other servers keep waiting must keep no other group's members.

@@ -56,8 +56,9 @@ class Leaders(Protocol):
         """Return the share-partitions of a group that have state."""
         ...
 
-    def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
-        """Release all records of a member. died: the member did not say that it leaves."""
+    def release_member(self, group_id: str, member_id: str, *, died: bool = False, gone: bool = False) -> None:
+        """Release all records of a member. died: the member did not say that it leaves. gone: its process, one of this
+        machine, has ended."""
 
     async def configure(self, group_id: str) -> None:
         """Tell leaders of a group's changed settings; leaders that can be reached in a bounded time act by them
@@ -139,11 +140,11 @@ class LocalLeaders:
         """Return known share-partitions, also those read by members that never joined."""
         return self._partitions.known(group.group_id)
 
-    def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
+    def release_member(self, group_id: str, member_id: str, *, died: bool = False, gone: bool = False) -> None:
         """Release at once; the share session of a member that died ends, as in Kafka."""
         if died:
             self._sessions.member_died(group_id, member_id)
-        self._partitions.release_member(group_id, member_id, died=died)
+        self._partitions.release_member(group_id, member_id, died=died, gone=gone)
 
     async def configure(self, group_id: str) -> None:
         """Apply at once."""

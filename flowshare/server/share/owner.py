@@ -329,10 +329,10 @@ class PartitionOwner:
         more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else read.size
 
-    def release_member(self, member_id: str, *, died: bool = False) -> None:
+    def release_member(self, member_id: str, *, died: bool = False, gone: bool = False) -> None:
         """Release all records of a member: its session was closed, or it left the group (SG-8.4, SG-8.5)."""
         if not self.closed:
-            self._keep(self.partition.release_member(member_id, died=died))
+            self._keep(self.partition.release_member(member_id, died=died, gone=gone))
 
     def follow_log_start(self) -> bool:
         """Move the start offset up to the log's start; return True if the log's start had passed it (SG-5.9,

@@ -269,13 +269,14 @@ class Partitions:
         only: Iterable[tuple[uuid.UUID, int]] | None = None,
         *,
         died: bool = False,
+        gone: bool = False,
     ) -> None:
         """Release a member's records, on the named partitions or on all of the group's."""
         keys = self.known(group_id) if only is None else [ShareKey(group_id, *key) for key in only]
         for key in keys:
             owner = self.get(key)
             if owner is not None:
-                owner.release_member(member_id, died=died)
+                owner.release_member(member_id, died=died, gone=gone)
 
     def configure(self, group_id: str) -> None:
         """Apply a group's changed config."""

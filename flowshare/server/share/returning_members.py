@@ -6,7 +6,7 @@ heartbeats often meanwhile, because heartbeats tell them of their new partitions
     event                                                      expected for
     the connection of one of flowshare's own ended             the grace, in a fleet and a heartbeat's interval
     … and it had sent its last heartbeat over another one      nothing changes
-    … and its process, one of this machine, has ended          no more from then on
+    … and its process, one of this machine, has ended          no more from then on; its locks need not be waited for
     it lives in the process of a worker that left the fleet,   `SOON_MS`
     or that has left when this server takes groups up          (in large groups: three heartbeats' time)
     this server takes groups up                                in a fleet: the same, for any member
@@ -60,6 +60,8 @@ class Returns:
         self._beating: dict[InProcess, set[Who]] = {}
         self._beat_over: dict[Who, InProcess] = {}
         """Connection of each member's last heartbeat."""
+        self._ended: set[Who] = set()
+        """Members whose processes have ended, and that did not come back since."""
         self._stirred: dict[str, int] = {}
         """Groups with members that may be given up -> ms until which their members are asked for heartbeats often."""
         self.grace_ms = grace_ms
@@ -72,6 +74,7 @@ class Returns:
         if before is not None:
             del self._beat_over[who]
             self._beating[before].discard(who)
+        self._ended.discard(who)
         if not left and not connection.closed:
             self._beat_over[who] = connection
             self._beating.setdefault(connection, set()).add(who)
@@ -93,7 +96,15 @@ class Returns:
         deadline."""
         if (group.group_id, member_id) in self._beat_over:
             return self._clock.steady_ms() + self.grace_ms
+        self._ended.add((group.group_id, member_id))
         return self._expect(group, member_id, 0)
+
+    def process_ended(self, group_id: str, member_id: str) -> bool:
+        """Return True if the process of a member that is being given up is known to have ended; asked once."""
+        who = (group_id, member_id)
+        known = who in self._ended
+        self._ended.discard(who)
+        return known
 
     def expect_soon(self, group: ShareGroup, member_id: str) -> int:
         """Expect a member back soon whose process is likely to be gone; return the deadline."""
@@ -120,3 +131,4 @@ class Returns:
     def forget(self, group_id: str) -> None:
         """Forget a group not coordinated here any more."""
         self._stirred.pop(group_id, None)
+        self._ended = {who for who in self._ended if who[0] != group_id}
