@@ -1,4 +1,4 @@
-"""The version of flowshare, in a module that imports nothing."""
+"""The version of flowshare, which the wheel takes from here; this module imports nothing."""
 
 from __future__ import annotations
 

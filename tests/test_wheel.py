@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flowshare.version import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -19,6 +21,7 @@ def test_the_wheel_carries_all_of_the_package_and_says_that_it_is_typed(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     [wheel] = tmp_path.glob("*.whl")
 
+    assert wheel.name.startswith(f"flowshare-{__version__}-")
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
         [metadata] = [name for name in names if name.endswith("entry_points.txt")]

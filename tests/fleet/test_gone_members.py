@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from flowshare.fleet.slot_group import SlotGroupSettings
-from flowshare.server.share.returning_members import OFTEN_MS, SOON_MS
+from flowshare.server.share.returning_members import OFTEN_MS, THREE_BEATS_MS
 from tests.fleet.test_lost_records import until, virtually
 from tests.fleet.test_worker import accept, take
 from tests.fleet.world import Fleet
 
-LIMIT_S = SlotGroupSettings().session_s + SOON_MS / 1000 + 1
+LIMIT_S = SlotGroupSettings().session_s + THREE_BEATS_MS / 1000 + 1
 """The slot group notices, the member has its time, the others hear of it; without, it would be 8.5 s and more."""
 
 
@@ -105,7 +105,7 @@ def test_a_member_that_lives_keeps_what_it_has_when_its_worker_leaves_the_fleet_
             directory = fleet.coordinator("g").worker.directory
             left = {node_id: at for node_id, at in directory.map.nodes.items() if node_id != home.worker.node_id}
             directory.agreed(replace(directory.map, nodes=left))
-            await clock.sleep(SOON_MS / 1000 + 2)
+            await clock.sleep(THREE_BEATS_MS / 1000 + 2)
 
             assert len(first.assignment) == 1
             assert first.holds(fetched[0].tp, fetched[0].generation)

@@ -22,7 +22,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.groups.members import MEMBER_BYTES_MAX
 from flowshare.server.groups.store import GROUPS, OFFSETS, PENDING
-from flowshare.server.runtime.coordinator import RETRY_MS, SOON_MS
+from flowshare.server.runtime.coordinator import PUT_OFF_MS, RETRY_MS
 from flowshare.server.settings import CLASSIC_CONFIGS, Settings
 from flowshare.server.transactions.coordinator import PREFIX
 from flowshare.testing.clock import settle
@@ -610,5 +610,5 @@ async def test_members_are_not_removed_before_their_requests_are_read_by_a_proce
         await w.clock.advance(0.001)
         assert await w.beat(one, 1) is NONE
         w.clock._elapsed_s += 14
-        await w.clock.advance(SOON_MS / 1000 + 0.1)
+        await w.clock.advance(PUT_OFF_MS / 1000 + 0.1)
         assert await w.beat(one, 1) is ErrorCode.UNKNOWN_MEMBER_ID

@@ -26,7 +26,7 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatRequest,
 )
 from flowshare.server.groups import configs
-from flowshare.server.groups.consumer import SOON_MS
+from flowshare.server.groups.consumer import QUICK_BEAT_MS
 from flowshare.server.groups.store import CONSUMER_GROUPS, GROUPS, MEMBERS
 from flowshare.server.records.configs import ConfigApis
 from flowshare.server.server import Server
@@ -123,7 +123,7 @@ async def test_two_members_share_a_topic_by_their_heartbeats() -> None:
         first = await w.member("a")
         assert (places(first), first.heartbeat_interval_ms) == ([0, 1], INTERVAL_MS)
         second = await w.member("b")
-        assert (places(second), second.heartbeat_interval_ms) == ([], SOON_MS)
+        assert (places(second), second.heartbeat_interval_ms) == ([], QUICK_BEAT_MS)
         assert places(await w.hb("a", 2, owned=first.assignment)) == [0]
         assert (await w.hb("b", 3)).assignment is None
         done = await w.hb("a", 2, owned=first.assignment[:1])

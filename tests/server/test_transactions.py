@@ -23,7 +23,7 @@ from flowshare.protocol.messages import (
     ListTransactionsRequest,
     ProduceRequest,
 )
-from flowshare.server.runtime.coordinator import SOON_MS
+from flowshare.server.runtime.coordinator import PUT_OFF_MS
 from flowshare.server.settings import Settings
 from flowshare.server.transactions.coordinator import BLOCK, PREFIX
 from flowshare.transactions.stored import encode_transaction
@@ -337,7 +337,7 @@ async def test_a_transaction_is_not_aborted_before_its_end_is_read_by_a_process_
         assert await one.state() == "CompleteCommit"
         await one.open(timeout_ms=10_000)
         w.clock._elapsed_s += 14  # nothing runs meanwhile
-        await w.clock.advance(SOON_MS / 1000 + 0.1)
+        await w.clock.advance(PUT_OFF_MS / 1000 + 0.1)
         assert await one.state() == "CompleteAbort"
 
 

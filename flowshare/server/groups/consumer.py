@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.groups.entry import GroupEntry
 
-SOON_MS: Final = 500
+QUICK_BEAT_MS: Final = 500
 """Longest heartbeat interval, in ms, of a member that waits for partitions, or is to give some up."""
 
 
@@ -87,7 +87,7 @@ class ConsumerMemberApis(Family):
         return ConsumerGroupHeartbeatResponse(
             member_id=beat.member_id,
             member_epoch=answer.member_epoch,
-            heartbeat_interval_ms=min(interval_ms, SOON_MS) if answer.waits else interval_ms,
+            heartbeat_interval_ms=min(interval_ms, QUICK_BEAT_MS) if answer.waits else interval_ms,
             assignment=None if answer.assignment is None else tuple(TopicPartition(*key) for key in answer.assignment),
         )
 

@@ -46,7 +46,7 @@ from flowshare.server.groups.store import (
 )
 from flowshare.server.groups.waiting import WaitingRequests, refused
 from flowshare.server.runtime.answers import turns
-from flowshare.server.runtime.coordinator import LATE_MS, RETRY_MS, SOON_MS, CoordinatorRuntime, Damage
+from flowshare.server.runtime.coordinator import LATE_MS, PUT_OFF_MS, RETRY_MS, CoordinatorRuntime, Damage
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.runtime.turns import Turns
 
@@ -536,7 +536,7 @@ class ConsumerGroups:
         for entry in tuple(self.entries.values()):
             group = entry.group
             if late_ms > LATE_MS:
-                group.put_off(now_ms, SOON_MS)
+                group.put_off(now_ms, PUT_OFF_MS)
             due_ms = group.next_deadline_ms()
             if isinstance(group, ConsumerGroup):
                 for member_id in group.expire(now_ms):

@@ -31,7 +31,7 @@ RETRY_MS: Final = 1_000
 """Ms before failed work is tried again."""
 LATE_MS: Final = 500
 """Lateness of due work, in ms, after which the process is taken to have stood still and not read requests."""
-SOON_MS: Final = 3_000
+PUT_OFF_MS: Final = 3_000
 """Extra time then, in ms, for those whose requests may wait to be read."""
 
 

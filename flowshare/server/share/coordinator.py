@@ -28,7 +28,7 @@ from flowshare.server.runtime.coordinator import LATE_MS, RETRY_MS, CoordinatorR
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.share.first_states import FirstStates
-from flowshare.server.share.returning_members import SOON_MS, Returns
+from flowshare.server.share.returning_members import THREE_BEATS_MS, Returns
 from flowshare.share.config import KEY_ORDER
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 
@@ -496,7 +496,7 @@ class Coordinator:
         now_ms = self._clock.steady_ms()
         for group in tuple(self.groups.values()):
             if late_ms > LATE_MS or not self._hears(group.group_id):
-                group.put_off(now_ms, SOON_MS)
+                group.put_off(now_ms, THREE_BEATS_MS)
             gone = group.expire(now_ms)
             for member_id in gone:
                 logger.warning(

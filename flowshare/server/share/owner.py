@@ -21,7 +21,7 @@ from flowshare.server.runtime.waiting import Alarm
 from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
-from flowshare.server.share.returning_members import SOON_MS
+from flowshare.server.share.returning_members import THREE_BEATS_MS
 from flowshare.server.share.waiters import NOTHING, READ_TRIES, Taken, Waiters
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
@@ -606,7 +606,7 @@ class PartitionOwner:
         durable = await self._writer.write(closing=self.closed)
         now_ms = self._clock.steady_ms()
         if now_ms - begun_ms > LATE_MS:  # records acquired meanwhile leave only now, and their locks may be over
-            self.partition.put_off(now_ms, SOON_MS)
+            self.partition.put_off(now_ms, THREE_BEATS_MS)
         self.waiting.nudge()
         if durable and self.partition.has_archiving:
             self._on_archiving(self)
@@ -624,7 +624,7 @@ class PartitionOwner:
         await self._alarm.sleep_until(due_ms)
         now_ms = self._clock.steady_ms()
         if due_ms is not None and now_ms - due_ms > LATE_MS:
-            self.partition.put_off(now_ms, SOON_MS)
+            self.partition.put_off(now_ms, THREE_BEATS_MS)
 
     def _expire(self) -> None:
         deadline_ms = self.partition.next_deadline_ms()

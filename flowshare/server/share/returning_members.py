@@ -7,7 +7,7 @@ heartbeats often meanwhile, because heartbeats tell them of their new partitions
     the connection of one of flowshare's own ended             the grace, in a fleet and a heartbeat's interval
     … and it had sent its last heartbeat over another one      nothing changes
     … and its process, one of this machine, has ended          no more from then on; its locks need not be waited for
-    it lives in the process of a worker that left the fleet,   `SOON_MS`
+    it lives in the process of a worker that left the fleet,   `THREE_BEATS_MS`
     or that has left when this server takes groups up          (in large groups: three heartbeats' time)
     this server takes groups up                                in a fleet: the same, for any member
     this server was started again                              the grace, for any member
@@ -37,7 +37,7 @@ OFTEN_MS: Final = 500
 """Least ms between heartbeats of flowshare's own members where workers come and go, and when members are awaited;
 longer in groups of more than `OFTEN_MEMBERS`, in proportion."""
 OFTEN_MEMBERS: Final = 50
-SOON_MS: Final = 1_500
+THREE_BEATS_MS: Final = 1_500
 """Ms that a member is expected back whose process is likely to be gone: the time of three heartbeats in a fleet; longer
 in a group so large that they are longer."""
 SETTLE_MS: Final = 1_500
@@ -110,7 +110,7 @@ class Returns:
         """Expect a member back soon whose process is likely to be gone; return the deadline."""
         usual_ms = self._config_of(group.group_id).heartbeat_interval_ms
         often_ms = own_interval_ms(len(group.members), usual_ms)
-        return self._expect(group, member_id, max(SOON_MS, 3 * often_ms))
+        return self._expect(group, member_id, max(THREE_BEATS_MS, 3 * often_ms))
 
     def _expect(self, group: ShareGroup, member_id: str, within_ms: int) -> int:
         due_ms = self._clock.steady_ms() + within_ms

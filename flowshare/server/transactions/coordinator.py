@@ -27,7 +27,7 @@ from flowshare.core_errors import (
 )
 from flowshare.log.base import LogError, ProducerRefused, UnknownTopic
 from flowshare.protocol.headers import frames
-from flowshare.server.runtime.coordinator import LATE_MS, SOON_MS, CoordinatorRuntime
+from flowshare.server.runtime.coordinator import LATE_MS, PUT_OFF_MS, CoordinatorRuntime
 from flowshare.server.runtime.failures import EXPECTED
 from flowshare.transactions import coordinator
 from flowshare.transactions.coordinator import AskingProducer, TransactionConfig
@@ -396,7 +396,7 @@ class TransactionCoordinator:
         """
         now_ms = self._clock.steady_ms()
         if late_ms > LATE_MS:
-            self._put_off_to_ms = now_ms + SOON_MS
+            self._put_off_to_ms = now_ms + PUT_OFF_MS
         for one in self.all():
             due_ms = self._due_ms(one)
             if due_ms is not None and due_ms <= now_ms:
