@@ -2,6 +2,10 @@
 
 RFC 5802 is the method, RFC 7677 adds SHA-256; Kafka uses it without channel binding. `digest` is hashlib's name of the
 hash. Pure functions of bytes: random numbers come in as arguments.
+
+The library scramp does not fit: it refuses salts below 12 bytes, which Kafka's tools may set, normalises passwords
+before it hashes them, which Kafka's clients do not, and makes no keys of a password that was salted elsewhere, which is
+what AlterUserScramCredentials sends.
 """
 
 from __future__ import annotations
