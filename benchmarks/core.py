@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flowshare.share.partition import SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode, Limits, LogBatch
 
 MEMBER = "member-1"
 ACCEPT = bytes([AcknowledgeType.ACCEPT])
@@ -55,7 +55,7 @@ def acquire(partition: SharePartition, first: int, last: int) -> None:
     )
 
 
-def acknowledge_all(partition: SharePartition, requests: list[list[AcknowledgeBatch]]) -> float:
+def acknowledge_all(partition: SharePartition, requests: list[list[AckRange]]) -> float:
     """Acknowledge and commit each request by itself; returns the seconds it took."""
     started = time.process_time()
     for request in requests:
@@ -74,7 +74,7 @@ def singles_per_second(window: int, total: int) -> float:
             acquire(partition, offset, offset + RANGE - 1)
         offsets = list(range(window))
         chosen.shuffle(offsets)
-        seconds += acknowledge_all(partition, [[AcknowledgeBatch(offset, offset, ACCEPT)] for offset in offsets])
+        seconds += acknowledge_all(partition, [[AckRange(offset, offset, ACCEPT)] for offset in offsets])
         assert partition.start_offset == window, first
     return total / seconds
 
@@ -87,7 +87,7 @@ def ranges_per_second(total: int) -> float:
         acquire(partition, first, first + RANGE - 1)
         done = first - 3 * RANGE
         if done >= 0:
-            request = [AcknowledgeBatch(done, done + RANGE - 1, ACCEPT)]
+            request = [AckRange(done, done + RANGE - 1, ACCEPT)]
             partition.commit(partition.acknowledge(MEMBER, request, now_ms=0))
     seconds = time.process_time() - started
     assert partition.end_offset == total

@@ -24,7 +24,6 @@ from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     CreateTopicRequest,
     IncrementalAlterConfigsRequest,
     ProduceRequest,
@@ -33,6 +32,7 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
+from flowshare.share.types import AckRange
 
 RECORDS = 100_000
 WINDOW = 10_000
@@ -81,7 +81,7 @@ async def _measure(batches_a_request: int, requests_at_once: int, seed: int) -> 
             for start in range(0, len(offsets), batches_a_request):
                 # An order within a request is asked for by the protocol.
                 chosen = sorted(offsets[start : start + batches_a_request])
-                acks = tuple(AckBatch(offset, offset, ACCEPT) for offset in chosen)
+                acks = tuple(AckRange(offset, offset, ACCEPT) for offset in chosen)
                 requests.append(
                     ShareAcknowledgeRequest(
                         group_id=GROUP,

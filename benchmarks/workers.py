@@ -196,12 +196,12 @@ class Acks:
 
     async def say(self, member: ShareMember, left: deque[Held]) -> None:
         """Accept one after the other, each offset in a batch of its own."""
-        from flowshare.protocol.messages import AckBatch
+        from flowshare.share.types import AckRange
 
         while left:
             some = sorted(left.popleft() for _ in range(min(self.a_request, len(left))))
             tp, _, generation = some[0]
-            acks = tuple(AckBatch(offset, offset, b"\1") for _, offset, _ in some)
+            acks = tuple(AckRange(offset, offset, b"\1") for _, offset, _ in some)
             (result,) = await member.acknowledge({tp: acks}, generation=generation)
             assert not result.error, result
 

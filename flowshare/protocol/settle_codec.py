@@ -30,13 +30,12 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.share import (
-    AckBatch,
     RefusedOutput,
     SettleOutput,
     ShareSettleRequest,
     ShareSettleResponse,
 )
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 
 VERSION: Final = 0
 OUTPUTS_MAX: Final = 5_000
@@ -61,12 +60,12 @@ _REFUSED_BYTES_MIN: Final = 7
 _NODE_BYTES_MIN: Final = 9
 
 
-def problem(acks: Sequence[AckBatch], outputs: Sequence[SettleOutput]) -> str | None:
+def problem(acks: Sequence[AckRange], outputs: Sequence[SettleOutput]) -> str | None:
     """Return the reason why a settle is invalid; None: it is valid."""
     return _problem_of_acks(acks) or problem_of_outputs(outputs)
 
 
-def _problem_of_acks(acks: Sequence[AckBatch]) -> str | None:
+def _problem_of_acks(acks: Sequence[AckRange]) -> str | None:
     if not acks:
         return "it settles no record"
     offsets, before = 0, -1
@@ -121,7 +120,7 @@ def encode_settle(correlation_id: int, client_id: str, request: ShareSettleReque
         I32.pack(request.partition),
         count(len(request.acks)),
     ]
-    for first, last, types, _, unrun, _, attempt in request.acks:
+    for first, last, types, _, unrun, _, attempt, _ in request.acks:
         pieces.append(_ACK.pack(first, last, attempt, _UNRUN if unrun else 0, len(types)))
     pieces += [ack.types for ack in request.acks]
     return framed([*pieces, *output_pieces(request.outputs)])
@@ -176,17 +175,17 @@ def _count(reader: FrameReader, size_min: int, most: int, what: str) -> int:
     return number
 
 
-def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
+def _read_acks(reader: FrameReader) -> tuple[AckRange, ...]:
     number = _count(reader, _ACK.size, OFFSETS_MAX, "ranges of offsets")
     heads = tuple(_ACK.iter_unpack(reader.take(number * _ACK.size)))
     if any(size < 0 for *_, size in heads):
         raise DecodeError("a settle has a range with less than no type")
     types, at = reader.take(sum(size for *_, size in heads)), 0
-    acks: list[AckBatch] = []
+    acks: list[AckRange] = []
     for first, last, attempt, flags, size in heads:
         if flags & ~_UNRUN:
             raise DecodeError(f"offsets {first} to {last} of a settle have the flags {flags}")
-        acks.append(AckBatch(first, last, types[at : at + size], 0, flags == _UNRUN, attempt=attempt))
+        acks.append(AckRange(first, last, types[at : at + size], 0, flags == _UNRUN, attempt=attempt))
         at += size
     return tuple(acks)
 

@@ -36,7 +36,6 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
-    AckBatch,
     AcknowledgedPartition,
     FetchedPartition,
     ShareAcknowledgeRequest,
@@ -47,7 +46,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.protocol.messages.share import MOVED, NO_LEADER
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AckRange, AcquiredRange
 
 if TYPE_CHECKING:
     import uuid
@@ -66,7 +65,7 @@ FENCE_TAG: Final = 10_003
 FOLLOWING_TAG: Final = 10_004
 """Tagged field of a partition in the answer to ShareFetch: varints, two each, `FetchedPartition.following`."""
 ATTEMPT_TAG: Final = 10_005
-"""Tagged field of an acknowledgement batch: a varint, `AckBatch.attempt`."""
+"""Tagged field of an acknowledgement batch: a varint, `AckRange.attempt`."""
 LOCKED_TAG: Final = 10_006
 """Tagged field of a partition in the answer to ShareFetch: a varint, `FetchedPartition.locked_after_ms`."""
 REFUSED_TAG: Final = 10_007
@@ -110,8 +109,8 @@ DELIVERIES_MAX: Final = 2**15 - 1
 """The highest delivery count on the wire."""
 _LOOK_AHEAD: Final = 256
 """The most batches examined together; bounds the cost of an odd batch between them."""
-_new: Final[Callable[[type[AckBatch], tuple[int, int, bytes, int, bool, bool, int]], AckBatch]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-"""Makes an AckBatch at a third of the cost of a call."""
+_new: Final[Callable[[type[AckRange], tuple[int, int, bytes, int, bool, bool, int, str]], AckRange]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+"""Makes an AckRange at a third of the cost of a call."""
 _TYPES: Final = tuple(bytes((number,)) for number in range(256))
 
 
@@ -193,9 +192,9 @@ def _read_forgotten(reader: FrameReader) -> tuple[TopicPartition, ...]:
     return tuple(found)
 
 
-def _read_batches(reader: FrameReader) -> list[AckBatch]:
+def _read_batches(reader: FrameReader) -> list[AckRange]:
     left = reader.count(_BATCH_BYTES_MIN)
-    found: list[AckBatch] = []
+    found: list[AckRange] = []
     while left:
         run = _singles(reader, min(left, _LOOK_AHEAD))
         if run:
@@ -216,7 +215,7 @@ def _singles(reader: FrameReader, most: int) -> int:
     return min(len(numbers) - len(numbers.lstrip(_ONE_TYPE)), len(tags) - len(tags.lstrip(_NO_TAGS)))
 
 
-def _join(batches: bytes, found: list[AckBatch]) -> None:
+def _join(batches: bytes, found: list[AckRange]) -> None:
     """Append batches of one type; consecutive batches of one offset each become one."""
     low = high = kind = -1  # a run of single offsets that may go on; none while kind is -1
     for first, last, type_ in _SINGLE.iter_unpack(batches):
@@ -224,25 +223,25 @@ def _join(batches: bytes, found: list[AckBatch]) -> None:
             high = first
             continue
         if kind >= 0:
-            found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low, 0)))
+            found.append(_new(AckRange, (low, high, _TYPES[kind], 0, False, high > low, 0, "")))
         if first == last:
             low, high, kind = first, last, type_
         else:
-            found.append(_new(AckBatch, (first, last, _TYPES[type_], 0, False, False, 0)))
+            found.append(_new(AckRange, (first, last, _TYPES[type_], 0, False, False, 0, "")))
             kind = -1
     if kind >= 0:
-        found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low, 0)))
+        found.append(_new(AckRange, (low, high, _TYPES[kind], 0, False, high > low, 0, "")))
 
 
-def _read_batch(reader: FrameReader) -> AckBatch:
+def _read_batch(reader: FrameReader) -> AckRange:
     first, last = reader.unpack(_RANGE)
     types = reader.take(reader.count(1))
     tags = reader.tags()
     if not tags:
-        return _new(AckBatch, (first, last, types, 0, False, False, 0))
+        return _new(AckRange, (first, last, types, 0, False, False, 0, ""))
     delay_ms = _delay(tags[DELAY_TAG]) if DELAY_TAG in tags else 0
     attempt = _attempt(tags[ATTEMPT_TAG]) if ATTEMPT_TAG in tags else 0
-    return AckBatch(first, last, types, delay_ms, UNRUN_TAG in tags, attempt=attempt)
+    return AckRange(first, last, types, delay_ms, UNRUN_TAG in tags, attempt=attempt)
 
 
 def _order(field: bytes) -> tuple[int, int]:
@@ -345,8 +344,8 @@ def _write_topics(pieces: list[bytes], partitions: Sequence[SharePartitionReques
         pieces.append(_NO_TAGS)
 
 
-def _write_batches(pieces: list[bytes], batches: Iterable[AckBatch]) -> None:
-    for first, last, types, delay_ms, unrun, _, attempt in batches:
+def _write_batches(pieces: list[bytes], batches: Iterable[AckRange]) -> None:
+    for first, last, types, delay_ms, unrun, _, attempt, _ in batches:
         tags: dict[int, bytes] = {}
         if delay_ms:
             tags[DELAY_TAG] = varint(delay_ms)

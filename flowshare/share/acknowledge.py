@@ -25,8 +25,8 @@ from flowshare.share.types import (
     DELAYED,
     HOLE,
     PENDING,
-    AcknowledgeBatch,
     AcknowledgeType,
+    AckRange,
     Limits,
     PartitionUpdate,
     RecordState,
@@ -102,9 +102,9 @@ def states_after(limits: Limits) -> StatesAfter:
     return StatesAfter(limits)
 
 
-def _check_shape(batches: Sequence[AcknowledgeBatch]) -> None:
+def _check_shape(batches: Sequence[AckRange]) -> None:
     previous = 0
-    for first, last, types, _, _, _, _ in batches:
+    for first, last, types, _, _, _, _, _ in batches:
         # "<", not "<=": two batches may share one offset here; the second then finds it pending (SG-7.1; scenario V22).
         if first < previous or last < first:
             raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
@@ -120,7 +120,7 @@ def decide(
     limits: Limits,
     after: StatesAfter,
     member_id: str,
-    batches: Sequence[AcknowledgeBatch],
+    batches: Sequence[AckRange],
     now_ms: int,
 ) -> Decision:
     """Check an acknowledgement and mark its offsets PENDING; see `SharePartition.acknowledge`."""
@@ -146,7 +146,7 @@ def decide_whole(
     limits: Limits,
     after: StatesAfter,
     member_id: str,
-    batches: Sequence[AcknowledgeBatch],
+    batches: Sequence[AckRange],
     now_ms: int,
 ) -> Decision:
     """Decide records that are settled with their outputs; see `SharePartition.settle`."""
@@ -162,16 +162,16 @@ def decide_whole(
     return plan.decision(batches)
 
 
-def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
+def _apart(batches: Iterable[AckRange]) -> Iterator[AckRange]:
     """Yield the batches as the member sent them: joined batches are split into single offsets."""
     for batch in batches:
         if batch.joined:
-            yield from (AcknowledgeBatch(offset, offset, batch.types) for offset in range(batch.first, batch.last + 1))
+            yield from (AckRange(offset, offset, batch.types) for offset in range(batch.first, batch.last + 1))
         else:
             yield batch
 
 
-def _decide_all(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
+def _decide_all(plan: _Plan, batches: Sequence[AckRange]) -> Decision:
     _check_shape(batches)
     try:
         for batch in batches:
@@ -182,7 +182,7 @@ def _decide_all(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
     return plan.decision(batches)
 
 
-def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
+def _decide_each(plan: _Plan, batches: Sequence[AckRange]) -> Decision:
     """Decide each batch by itself when batches name their deliveries: deliveries that are over are refused, the others
     count (SG-18.12)."""
     _check_shape(batches)
@@ -193,10 +193,10 @@ def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
 
 
 def _tried_each(
-    batches: Iterable[AcknowledgeBatch], tried: Callable[[AcknowledgeBatch], CoreError | None]
-) -> tuple[list[AcknowledgeBatch], Refusal | None]:
+    batches: Iterable[AckRange], tried: Callable[[AckRange], CoreError | None]
+) -> tuple[list[AckRange], Refusal | None]:
     """Try all batches, a refused batch offset by offset; return the accepted batches and the refusal."""
-    kept: list[AcknowledgeBatch] = []
+    kept: list[AckRange] = []
     refused: list[tuple[int, int]] = []
     first_error: CoreError | None = None
     room = SPLIT_MAX
@@ -219,7 +219,7 @@ def _tried_each(
     return kept, None if first_error is None else Refusal(tuple(refused), first_error)
 
 
-def _singles(batch: AcknowledgeBatch) -> Iterator[AcknowledgeBatch]:
+def _singles(batch: AckRange) -> Iterator[AckRange]:
     for offset in range(batch.first, batch.last + 1):
         types = batch.types if len(batch.types) == 1 else batch.types[offset - batch.first :][:1]
         yield batch._replace(first=offset, last=offset, types=types)
@@ -241,7 +241,7 @@ class _Plan:
         self._changes: list[StateRun] = []
         self._renewed: list[tuple[int, int]] = []
 
-    def add(self, batch: AcknowledgeBatch) -> None:
+    def add(self, batch: AckRange) -> None:
         """Add one more batch. Raises CoreError; the caller then undoes the changes planned for the batch."""
         window = self._window
         if batch.first < window.start:
@@ -250,7 +250,7 @@ class _Plan:
             _locate(window, batch.first, batch.last)
             _plan(window, self._limits, self._after, self._member_id, batch, self._now_ms, self._changes, self._renewed)
 
-    def tried(self, batch: AcknowledgeBatch) -> CoreError | None:
+    def tried(self, batch: AckRange) -> CoreError | None:
         """Add one more batch if possible; else return the error."""
         changes, renewed = len(self._changes), len(self._renewed)
         try:
@@ -261,7 +261,7 @@ class _Plan:
             return error
         return None
 
-    def tried_whole(self, batch: AcknowledgeBatch) -> CoreError | None:
+    def tried_whole(self, batch: AckRange) -> CoreError | None:
         """Add one more batch as `tried` does, but refuse finished or never acquired offsets: no output may go with
         them."""
         if batch.first < self._window.start:
@@ -285,7 +285,7 @@ class _Plan:
                 window.heads.stays_open(change.first, change.last)
         del self._changes[since:]
 
-    def decision(self, batches: Sequence[AcknowledgeBatch], refused: Refusal | None = None) -> Decision:
+    def decision(self, batches: Sequence[AckRange], refused: Refusal | None = None) -> Decision:
         """Return the decision over all changes; `batches` are the batches it covers."""
         window, changes = self._window, self._changes
         _explode(window, batches)
@@ -294,11 +294,11 @@ class _Plan:
         return Decision(changes, _planned_update(window, changes) if changes else None, window.fence, refused)
 
 
-def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
+def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: AckRange) -> Decision | None:
     """Decide the common case, one offset that may be settled, without building ranges; None: not that case."""
-    offset, last, types, not_before_ms, _, _, attempt = batch
+    offset, last, types, delay_ms, unrun, _, attempt, _ = batch
     at, states = offset - window.base, window.states
-    if offset != last or not_before_ms or batch.unrun or len(types) != 1 or not 0 <= at < len(states):
+    if offset != last or delay_ms or unrun or len(types) != 1 or not 0 <= at < len(states):
         return None
     if window.heads is not None and window.heads.chained:
         return None
@@ -343,7 +343,7 @@ def _locate(window: Window, first: int, last: int) -> None:
         raise InvalidRequest(f"offsets {first}-{last} reach past what was acquired")
 
 
-def _pieces(window: Window, member_id: str, batch: AcknowledgeBatch) -> Iterator[tuple[int, int, int]]:
+def _pieces(window: Window, member_id: str, batch: AckRange) -> Iterator[tuple[int, int, int]]:
     """Cut a batch into (first, last, type), all acquired by the member (SG-7.4); natural holes are left out."""
     at, types = max(batch.first, window.start), batch.types
     while at <= batch.last:
@@ -389,7 +389,7 @@ def _check_attempt(window: Window, first: int, last: int, attempt: int) -> None:
             raise InvalidRecordState(f"offset {low} is acquired for the delivery {count}, and no more for {attempt}")
 
 
-def _check_renewed(window: Window, batch: AcknowledgeBatch) -> None:
+def _check_renewed(window: Window, batch: AckRange) -> None:
     """Raise if a finished record would be renewed by its delivery: the member begins the record on success, so it must
     not be finished (SG-7.2)."""
     if batch.attempt and _RENEW in batch.types:
@@ -401,14 +401,13 @@ def _plan(
     limits: Limits,
     after: StatesAfter,
     member_id: str,
-    batch: AcknowledgeBatch,
+    batch: AckRange,
     now_ms: int,
     changes: list[StateRun],
     renewed: list[tuple[int, int]],
 ) -> None:
     """Append the changes of a batch, one for each type and delivery count, and mark its offsets PENDING."""
-    until_ms = min(batch.not_before_ms, now_ms + DELAY_MS_MAX)  # SG-7.10
-    delay_until_ms = until_ms if until_ms > now_ms else 0
+    delay_until_ms = now_ms + min(batch.delay_ms, DELAY_MS_MAX) if batch.delay_ms > 0 else 0  # SG-7.10
     for first, last, kind in _pieces(window, member_id, batch):
         if batch.attempt:
             _check_attempt(window, first, last, batch.attempt)
@@ -449,10 +448,10 @@ def _in_order(window: Window, first: int, last: int, kind: int) -> Iterator[tupl
             yield from window.counted(low, high)
 
 
-def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
+def _explode(window: Window, batches: Sequence[AckRange]) -> None:
     """Track by offset the batches that are acknowledged in part, or with one type for each offset."""
     cached = window.cached
-    for first, last, types, _, _, joined, _ in batches:
+    for first, last, types, _, _, joined, _, _ in batches:
         if last < window.start:
             continue
         cached.explode(first, last)

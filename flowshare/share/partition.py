@@ -42,7 +42,7 @@ from flowshare.share.types import (
     BLOCKED,
     DELAYED,
     PENDING,
-    AcknowledgeBatch,
+    AckRange,
     AcquireMode,
     BlockedKey,
     Limits,
@@ -479,7 +479,7 @@ class SharePartition:
         span_max = limits.record_locks_max if limits.window_max is None else limits.window_max
         return window.end if window.end < log_end and window.end - window.start < span_max else -1
 
-    def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
+    def acknowledge(self, member_id: str, batches: Sequence[AckRange], *, now_ms: int) -> Decision:
         """Decide a member's acknowledgement, all of it or nothing (SG-7.6). Batches that name their deliveries
         (`attempt`) are decided offset by offset: valid ones count, the others are in `Decision.refused` (SG-18.12).
 
@@ -493,7 +493,7 @@ class SharePartition:
         """
         return acknowledging.decide(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
-    def settle(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
+    def settle(self, member_id: str, batches: Sequence[AckRange], *, now_ms: int) -> Decision:
         """Decide the records that a member accepts and rejects together with their outputs: all or nothing, written in
         one step with the outputs (SG-19.1).
 

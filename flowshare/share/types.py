@@ -99,24 +99,32 @@ class BlockedKey(NamedTuple):
     member_id: str = ""
 
 
-class AcknowledgeBatch(NamedTuple):
-    """One range of a member's acknowledgements.
+class AckRange(NamedTuple):
+    """A range of offsets, both inclusive, with a member's acknowledgement of them: one and the same object on the way
+    from a handler's outcome to the core.
 
-    types: one wire number for the whole range, or one per offset. not_before_ms: absolute time before which released
-    records of the range are not delivered (0: at once; SG-7.10). unrun: no handler began the records, so their delivery
-    does not count when they are released (SG-3.2), and they park no key when rejected (SG-18.11). Both are flowshare's
-    own. joined: the range stands for one batch of this type per offset, and is decided exactly so: a hole in it is an
-    error, too. attempt (0: not given): the delivery count at which the records were acquired; records acquired again
-    since, even by the same member, are not meant.
+    types: one wire number for the whole range, or one per offset. All further fields are flowshare's own. delay_ms:
+    milliseconds for which the released records of the range are not delivered (0: none; SG-7.10). unrun: no handler
+    began the records, so their delivery does not count when they are released (SG-3.2), and they park no key when
+    rejected (SG-18.11). joined: the range was read from a socket as one batch of this type per offset, and is decided
+    exactly so: a hole in it is an error, too; it is never sent. attempt (0: not given): the delivery count at which the
+    records were acquired; records acquired again since, even by the same member, are not meant. counter: the name under
+    which an agent counts the records when their acknowledgement is confirmed; it is never sent.
     """
 
     first: int
     last: int
     types: bytes
-    not_before_ms: int = 0
+    delay_ms: int = 0
     unrun: bool = False
     joined: bool = False
     attempt: int = 0
+    counter: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of offsets."""
+        return self.last - self.first + 1
 
 
 class StateRun(NamedTuple):

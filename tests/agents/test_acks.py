@@ -16,19 +16,20 @@ from hypothesis import strategies as st
 
 import flowshare as fs
 from flowshare.agents.feed.ack_sender import GATHERED_MAX, SLOW_S, AckSender
-from flowshare.agents.feed.acknowledgements import ACCEPT, GAP, REJECT, RELEASE, AckRange
+from flowshare.agents.feed.acknowledgements import ACCEPT, GAP, REJECT, RELEASE
 from flowshare.agents.handler.chunk import runs
 from flowshare.agents.run.stats import AgentStats
 from flowshare.client.session.member import AckResult
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AckRange
 from flowshare.testing import ManualClock
 from flowshare.testing.clock import settle
 from tests.waiting import until
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
 OTHER = TopicPartition(uuid.UUID(int=1), 1)
-Answer = Callable[[TopicPartition, list[AckBatch]], ErrorCode]
+Answer = Callable[[TopicPartition, list[AckRange]], ErrorCode]
 
 
 class WritingMember:
@@ -36,14 +37,14 @@ class WritingMember:
 
     def __init__(self, answer: Answer | None = None, refused: tuple[tuple[int, int], ...] = ()) -> None:
         """refused: without an error."""
-        self.requests: list[dict[TopicPartition, list[AckBatch]]] = []
+        self.requests: list[dict[TopicPartition, list[AckRange]]] = []
         self.refused = refused
         self.gate: asyncio.Event | None = None
         self._answer = answer or (lambda tp, batches: ErrorCode.NONE)
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Callable[[AckResult], object] | None = None,
@@ -69,7 +70,7 @@ class WritingMember:
 
     def begin_acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Callable[[list[AckResult]], object],
         *,
         generation: int | None = None,
@@ -125,10 +126,10 @@ def test_runs_cover_exactly_the_offsets(offsets: set[int]):
 
 def test_ranges_of_all_types_are_sent_in_offset_order():
     def act(sender: AckSender, _: WritingMember) -> None:
-        sender.acknowledge((TP, 0), 7, 7, RELEASE, "retried", delay_ms=50)
+        sender.acknowledge((TP, 0), AckRange(7, 7, RELEASE, 50, counter="retried"))
         sender.accept((TP, 0), [9, 6])
-        sender.acknowledge((TP, 0), 1, 4, GAP, "gaps")
-        sender.acknowledge((TP, 0), 8, 8, REJECT, "dead_lettered")
+        sender.acknowledge((TP, 0), AckRange(1, 4, GAP, counter="gaps"))
+        sender.acknowledge((TP, 0), AckRange(8, 8, REJECT, counter="dead_lettered"))
 
     member, stats, _ = acking(None, act)
 
@@ -152,7 +153,7 @@ def test_what_finishes_while_a_request_is_under_way_goes_in_one_next_request():
 
 
 def test_a_lost_lock_among_many_loses_only_itself():
-    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+    def answer(tp: TopicPartition, batches: list[AckRange]) -> ErrorCode:
         hit = any(one.first <= 37 <= one.last for one in batches)
         return ErrorCode.INVALID_RECORD_STATE if hit else ErrorCode.NONE
 
@@ -172,7 +173,7 @@ class MovingMember(WritingMember):
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Callable[[AckResult], object] | None = None,
@@ -187,7 +188,7 @@ class MovingMember(WritingMember):
 
 @pytest.mark.flowshare
 async def test_a_partition_without_a_leader_holds_up_no_other():
-    def lost(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+    def lost(tp: TopicPartition, batches: list[AckRange]) -> ErrorCode:
         hit = tp == OTHER and any(one.first <= 7 <= one.last for one in batches)
         return ErrorCode.INVALID_RECORD_STATE if hit else ErrorCode.NONE
 
@@ -278,7 +279,7 @@ def test_of_two_deliveries_of_a_record_the_last_one_is_acknowledged_and_the_othe
 ):
     def act(sender: AckSender, _: WritingMember) -> None:
         sender.accept((TP, 0), [4, 5, 6], 1)
-        sender.acknowledge((TP, 0), 5, 5, RELEASE, "retried", attempt=2)
+        sender.acknowledge((TP, 0), AckRange(5, 5, RELEASE, attempt=2, counter="retried"))
         sender.accept((TP, 0), [5], 3)
 
     member, stats, confirmed = acking(None, act)
@@ -321,7 +322,7 @@ def test_a_request_says_each_offset_once_and_only_what_was_said_of_it(said: list
             if types == ACCEPT:
                 sender.accept((TP, 0), [offset], attempt)
             else:
-                sender.acknowledge((TP, 0), offset, offset, types, "released", attempt=attempt)
+                sender.acknowledge((TP, 0), AckRange(offset, offset, types, attempt=attempt, counter="released"))
 
     member, stats, confirmed = acking(None, act)
 
@@ -339,7 +340,7 @@ def test_a_request_says_each_offset_once_and_only_what_was_said_of_it(said: list
 
 
 def test_a_failure_of_one_partition_leaves_the_other_alone():
-    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+    def answer(tp: TopicPartition, batches: list[AckRange]) -> ErrorCode:
         return ErrorCode.INVALID_RECORD_STATE if tp == OTHER else ErrorCode.NONE
 
     def act(sender: AckSender, _: WritingMember) -> None:
@@ -415,7 +416,7 @@ def test_records_of_different_attempts_are_acknowledged_in_batches_of_their_own_
         sender.accept((TP, 1), [1, 4], 1)
         sender.accept((TP, 1), [3], 2)
         sender.accept((TP, 1), [0], 1)
-        sender.acknowledge((TP, 1), 2, 2, RELEASE, "retried", attempt=2)
+        sender.acknowledge((TP, 1), AckRange(2, 2, RELEASE, attempt=2, counter="retried"))
 
     member, _, _ = acking(None, act)
 
@@ -433,7 +434,7 @@ def test_renewing_finds_the_ranges_whose_locks_are_lost():
     async def act(sender: AckSender, _: WritingMember) -> None:
         found.append(await sender.renew((TP, 0), [(0, 3, 0), (6, 6, 0)]))
 
-    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+    def answer(tp: TopicPartition, batches: list[AckRange]) -> ErrorCode:
         return ErrorCode.INVALID_RECORD_STATE if any(one.first <= 2 <= one.last for one in batches) else ErrorCode.NONE
 
     _, stats, _ = acking(answer, act)
@@ -468,7 +469,7 @@ def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog
 
 
 def test_a_fault_while_halving_is_logged_and_the_next_ones_are_sent(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+    def answer(tp: TopicPartition, batches: list[AckRange]) -> ErrorCode:
         if batches[0].first == batches[-1].last == 1:
             raise RuntimeError("a fault of ours")
         return ErrorCode.INVALID_RECORD_STATE if batches[0].first == 1 else ErrorCode.NONE
@@ -635,7 +636,7 @@ def test_what_the_answer_refuses_is_lost_and_the_rest_holds_in_one_request():
     def act(sender: AckSender, member: WritingMember) -> None:
         member.refused = ((2, 3), (7, 7))
         sender.accept((TP, 0), list(range(6)), 1)
-        sender.acknowledge((TP, 0), 7, 7, RELEASE, "released", attempt=2)
+        sender.acknowledge((TP, 0), AckRange(7, 7, RELEASE, attempt=2, counter="released"))
 
     member, stats, confirmed = acking(None, act)
 

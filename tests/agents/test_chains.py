@@ -14,7 +14,7 @@ from flowshare.client.session.ranges import Fetched
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.key_hash import KeyOrder
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AckRange, AcquiredRange
 from tests.agents.test_feeder_parts import TP, Ledger
 from tests.batches import place
 
@@ -182,7 +182,7 @@ def test_the_release_of_what_waits_is_in_one_request_with_the_record_before_it()
     ledger, chunk = held("aa", begun=1)
 
     ledger.held.decided(chunk, [0])
-    ledger.acks.acknowledge((TP, 0), 0, 0, RELEASE, "retried")
+    ledger.acks.acknowledge((TP, 0), AckRange(0, 0, RELEASE, counter="retried"))
 
     [pending] = ledger.acks._pending.values()
     assert sorted((ack.first, ack.unrun) for ack in pending.others) == [(0, False), (1, True)]

@@ -22,8 +22,8 @@ from flowshare.client.errors import BufferFull, RecordTooLarge
 from flowshare.client.session.member import ShareMember
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import DecodedRecord, LastBatch, decode_raw
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcquiredRange
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AckRange, AcquiredRange
 from flowshare.testing import Bus, ManualClock
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 from tests.batches import place
@@ -251,7 +251,7 @@ def test_what_the_delivery_limit_archives_is_dead_lettered_by_the_server():
         limit = app.share_agents["agent"].options.delivery_count_limit
         for _ in range(limit):
             [fetched] = await member.fetch(records_max=10)
-            await member.acknowledge({fetched.tp: [AckBatch(one.first, one.last, RELEASE) for one in fetched.acquired]})
+            await member.acknowledge({fetched.tp: [AckRange(one.first, one.last, RELEASE) for one in fetched.acquired]})
         await member.close()
         await bus.advance(5)
 

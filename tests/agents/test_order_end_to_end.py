@@ -15,7 +15,7 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.share.partition import Decision
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.testing import Bus
 from tests.agents.agents_kit import Seen, one_agent, run_app
 from tests.waiting import until
@@ -99,7 +99,7 @@ def test_the_rejection_of_what_only_followed_a_parked_key_says_that_nobody_ran_i
     rejected: list[tuple[int, bool]] = []
     real = ParkedKeys.came_back_unrun
 
-    def spy(self: ParkedKeys, batches: Sequence[AcknowledgeBatch], decision: Decision) -> None:
+    def spy(self: ParkedKeys, batches: Sequence[AckRange], decision: Decision) -> None:
         rejected.extend((one.first, one.unrun) for one in batches if AcknowledgeType.REJECT in one.types)
         real(self, batches, decision)
 

@@ -27,7 +27,8 @@ from flowshare.client.settings import ProducerSettings
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.decoding import DecodedRecord
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, RefusedOutput, SettleOutput, TopicPartition
+from flowshare.protocol.messages import RefusedOutput, SettleOutput, TopicPartition
+from flowshare.share.types import AckRange
 from flowshare.testing import ManualClock
 from flowshare.testing.clock import settle
 
@@ -82,7 +83,7 @@ class Member:
     def begin_settle(
         self,
         tp: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         outputs: Sequence[SettleOutput],
         told: Callable[[list[AckResult]], object],
         *,
@@ -95,7 +96,7 @@ class Member:
         task = asyncio.ensure_future(self._answer(tp, acks, told))
         self._tasks.add(task)
 
-    async def _answer(self, tp: TopicPartition, acks: Sequence[AckBatch], told: Any) -> None:
+    async def _answer(self, tp: TopicPartition, acks: Sequence[AckRange], told: Any) -> None:
         await asyncio.sleep(0)
         if self.gate is not None:
             await self.gate.wait()
@@ -493,7 +494,7 @@ def test_a_record_that_was_acquired_again_is_settled_once_and_takes_no_other_wit
 
 def test_what_a_member_cannot_send_fails_alone_and_holds_up_nothing():
     class Choosy(Member):
-        def begin_settle(self, tp: TopicPartition, acks: Sequence[AckBatch], *rest: Any, **fields: Any) -> None:
+        def begin_settle(self, tp: TopicPartition, acks: Sequence[AckRange], *rest: Any, **fields: Any) -> None:
             if any(ack.first <= 1 <= ack.last for ack in acks):
                 raise ValueError("not this one")
             super().begin_settle(tp, acks, *rest, **fields)

@@ -17,7 +17,6 @@ from flowshare.log.base import StorageFull
 from flowshare.log.store import RocksStore
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     CreateTopicRequest,
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
@@ -32,6 +31,7 @@ from flowshare.protocol.messages import (
     ShareSettleRequest,
     TopicPartition,
 )
+from flowshare.share.types import AckRange
 from tests.server.world import EARLIEST, batch, ranges
 from tests.waiting import LIMIT_S, until
 
@@ -76,7 +76,7 @@ async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -
     await connection.send(IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=EARLIEST))
     await connection.send(ProduceRequest(topic="t", partition=0, records=batch(10)))
     assert ranges(await connection.send(fetch("m1", at))) == [(0, 9, 1)]
-    partitions = (SharePartitionRequest(*at, (AckBatch(0, 3, b"\x01"), AckBatch(6, 6, b"\x01"))),)
+    partitions = (SharePartitionRequest(*at, (AckRange(0, 3, b"\x01"), AckRange(6, 6, b"\x01"))),)
     answer = await connection.send(
         ShareAcknowledgeRequest(group_id="g", member_id="m1", session_epoch=1, partitions=partitions)
     )
@@ -202,7 +202,7 @@ async def test_a_disk_that_stays_full_in_the_middle_of_a_settle_keeps_no_leader_
                 member_id="m1",
                 topic_id=at.topic_id,
                 partition=0,
-                acks=(AckBatch(0, 9, b"\x01"),),
+                acks=(AckRange(0, 9, b"\x01"),),
                 outputs=(SettleOutput("out", out.topic_id, 0, batch(1)),),
             )
         )

@@ -8,7 +8,7 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 from tests.cli.test_commands import Shell
 from tests.cli.test_cooperative_groups import worked
 
@@ -33,7 +33,7 @@ async def handled(connect) -> None:
     member = ShareMember(connect, group_id="g", topics=("orders",), clock=LoopClock())
     await member.start()
     (fetched,) = await member.fetch(records_max=100)
-    acks = [AckBatch(0, 0, ACCEPT), AckBatch(3, 3, ACCEPT), AckBatch(4, 4, RELEASE, 60_000)]
+    acks = [AckRange(0, 0, ACCEPT), AckRange(3, 3, ACCEPT), AckRange(4, 4, RELEASE, 60_000)]
     await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
     await member.close()
     await admin.close()

@@ -16,8 +16,9 @@ from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, OffsetCommitRequest, OffsetToCommit
+from flowshare.protocol.messages import OffsetCommitRequest, OffsetToCommit
 from flowshare.server.net.listener import Listener
+from flowshare.share.types import AckRange
 from tests.client.worlds import world_on
 
 pytestmark = pytest.mark.asyncio
@@ -46,7 +47,7 @@ async def work(world, *finished):
             got += sum(run.last - run.first + 1 for run in one.acquired)
     for one in fetched:
         acks = tuple(
-            AckBatch(number, number, ACCEPT if number in finished else RELEASE)
+            AckRange(number, number, ACCEPT if number in finished else RELEASE)
             for run in one.acquired
             for number in range(run.first, run.last + 1)
         )

@@ -13,6 +13,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.private import decode_answer, decode_call, encode_answer, encode_call
+from flowshare.share.types import AckRange
 from tests.client.sockets import EVERYTHING, connected, fake_broker
 from tests.client.test_wire import ask_until, joined, new_topic, served
 
@@ -109,7 +110,7 @@ async def test_parked_keys_are_counted_where_there_are_some():
         parts = (m.SharePartitionRequest(topic_id, 0),)
         asked = {"group_id": "g", "member_id": member}
         await connection.send(m.ShareFetchRequest(**asked, session_epoch=0, partitions=parts))
-        rejected = (m.SharePartitionRequest(topic_id, 0, (m.AckBatch(0, 0, b"\x03"),)),)
+        rejected = (m.SharePartitionRequest(topic_id, 0, (AckRange(0, 0, b"\x03"),)),)
         await connection.send(m.ShareAcknowledgeRequest(**asked, session_epoch=1, partitions=rejected))
 
         told = await ask_until(
@@ -220,7 +221,7 @@ async def test_partitions_need_a_topic_and_a_number(fields):
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_server_that_does_not_offer_to_settle_is_not_asked_to(begun):
     request = m.ShareSettleRequest(
-        group_id="g", member_id="m", topic_id=uuid.UUID(int=1), partition=0, acks=(m.AckBatch(0, 0, b"\1"),), outputs=()
+        group_id="g", member_id="m", topic_id=uuid.UUID(int=1), partition=0, acks=(AckRange(0, 0, b"\1"),), outputs=()
     )
     offered = {key: versions for key, versions in OURS.items() if key != ApiKey.FLOWSHARE_SETTLE}
     async with fake_broker(offered) as broker, connected(broker) as connection:

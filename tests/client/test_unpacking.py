@@ -14,7 +14,7 @@ from flowshare.client.session.ranges import Fetched, TopicIdPartition
 from flowshare.client.settings import ConsumerSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
-from flowshare.share.types import AcknowledgeType, AcquiredRange
+from flowshare.share.types import AcknowledgeType, AckRange, AcquiredRange
 from flowshare.testing.clock import settle
 from tests.batches import place
 from tests.client.fakes import ORDERS, FakeServer
@@ -57,7 +57,7 @@ def test_acquired_offsets_without_a_record_are_gaps():
     unpacked = unpack(fetched(batch(0, b"a") + batch(4, b"b"), (0, 4, 1)), None, None)
 
     assert [item.offset for item in unpacked.items] == [0, 4]
-    assert unpacked.acks == (m.AckBatch(1, 3, b"\x00"),)
+    assert unpacked.acks == (AckRange(1, 3, b"\x00"),)
 
 
 def test_a_damaged_batch_is_an_error_in_its_place_and_rejected():
@@ -66,20 +66,20 @@ def test_a_damaged_batch_is_an_error_in_its_place_and_rejected():
     unpacked = unpack(fetched(batch(0, b"a") + bytes(broken) + batch(2, b"c"), (0, 2, 1)), None, None)
 
     assert [type(item) for item in unpacked.items] == [ShareRecord, CorruptRecords, ShareRecord]
-    assert unpacked.acks == (m.AckBatch(1, 1, bytes((REJECT,))),)
+    assert unpacked.acks == (AckRange(1, 1, bytes((REJECT,))),)
 
 
 def test_what_was_acquired_but_not_sent_is_released():
     unpacked = unpack(fetched(batch(0, b"a"), (0, 3, 1)), None, None)
 
-    assert unpacked.acks == (m.AckBatch(1, 3, bytes((RELEASE,))),)
+    assert unpacked.acks == (AckRange(1, 3, bytes((RELEASE,))),)
 
 
 def test_bytes_that_are_no_batches_are_given_back():
     unpacked = unpack(fetched(bytes(range(200)), (0, 3, 1)), None, None)
 
     assert unpacked.items == []
-    assert unpacked.acks == (m.AckBatch(0, 3, bytes((RELEASE,))),)
+    assert unpacked.acks == (AckRange(0, 3, bytes((RELEASE,))),)
 
 
 def test_a_decoder_that_raises_makes_that_one_record_an_error():
@@ -101,7 +101,7 @@ def test_a_decoder_that_raises_makes_that_one_record_an_error():
     ],
 )
 def test_acknowledgements_travel_as_contiguous_ranges(types, batches):
-    assert ack_batches(types) == tuple(m.AckBatch(*one) for one in batches)
+    assert ack_batches(types) == tuple(AckRange(*one) for one in batches)
 
 
 @given(st.dictionaries(st.integers(0, 60), st.sampled_from([ACCEPT, RELEASE, REJECT])))
@@ -171,5 +171,5 @@ async def test_gaps_are_acknowledged_at_once_and_not_told_to_the_callback(clock)
     await consumer.close()
 
     assert [record.offset for record in records] == [0, 3]
-    assert gap.partitions[0].acks == (m.AckBatch(1, 2, b"\x00"),)
+    assert gap.partitions[0].acks == (AckRange(1, 2, b"\x00"),)
     assert [set(offsets) for found in told for offsets in found.values()] == [{0, 3}]

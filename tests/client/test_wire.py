@@ -19,6 +19,7 @@ from flowshare.protocol.kafka import ApiKey, module, write_response
 from flowshare.server.net.listener import Listener
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
+from flowshare.share.types import AckRange
 from tests.client.sockets import EVERYTHING, NO_TIME, answer_of, connected, fake_broker, kio_error, name_of
 from tests.waiting import until
 
@@ -237,16 +238,14 @@ async def test_a_member_joins_fetches_acknowledges_and_leaves_and_the_group_is_s
         assert batch_headers(part.records)[0].base_offset == 0
         assert answer.lock_timeout_ms == 30_000
 
-        singles = [m.AckBatch(offset, offset, b"\x01") for offset in range(3)]
-        acked = await connection.send(fetch(session + 1, *singles, m.AckBatch(3, 4, b"\x01\x02"), max_records=0))
+        singles = [AckRange(offset, offset, b"\x01") for offset in range(3)]
+        acked = await connection.send(fetch(session + 1, *singles, AckRange(3, 4, b"\x01\x02"), max_records=0))
         told = await connection.send(
             m.ShareAcknowledgeRequest(
                 group_id=group,
                 member_id=member,
                 session_epoch=session + 2,
-                partitions=(
-                    m.SharePartitionRequest(topic_id, 0, (m.AckBatch(0, 0, b"\x01"), m.AckBatch(5, 5, b"\x01"))),
-                ),
+                partitions=(m.SharePartitionRequest(topic_id, 0, (AckRange(0, 0, b"\x01"), AckRange(5, 5, b"\x01"))),),
             )
         )
         wrong = await connection.send(
@@ -254,7 +253,7 @@ async def test_a_member_joins_fetches_acknowledges_and_leaves_and_the_group_is_s
                 group_id=group,
                 member_id=member,
                 session_epoch=session + 3,
-                partitions=(m.SharePartitionRequest(topic_id, 0, (m.AckBatch(90, 95, b"\x01"),)),),
+                partitions=(m.SharePartitionRequest(topic_id, 0, (AckRange(90, 95, b"\x01"),)),),
             )
         )
         assert [(part.ack_error, part.error) for part in acked.partitions] == [(ErrorCode.NONE, ErrorCode.NONE)]
@@ -327,7 +326,7 @@ async def test_flowshares_own_fields_reach_flowshares_server_and_a_broker_reads_
                     m.SharePartitionRequest(
                         topic_id,
                         0,
-                        (m.AckBatch(0, 0, b"\x02", delay_ms=600_000), m.AckBatch(1, 1, b"\x02", unrun=True)),
+                        (AckRange(0, 0, b"\x02", delay_ms=600_000), AckRange(1, 1, b"\x02", unrun=True)),
                     ),
                 ),
             )

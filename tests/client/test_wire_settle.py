@@ -14,6 +14,7 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.share.types import AckRange
 from tests.server.edge.kit import batch, edge
 
 pytestmark = pytest.mark.asyncio
@@ -53,11 +54,11 @@ async def test_records_are_settled_with_their_outputs_and_once() -> None:
     async with edge() as e:
         member, fetched = await member_of(e, LoopClock())
         output = m.SettleOutput("out", await e.topic("out", 2), 1, batch(b"x", b"y"))
-        acks = (m.AckBatch(0, 1, b"\1\3", attempt=1),)
+        acks = (AckRange(0, 1, b"\1\3", attempt=1),)
 
         done = await settled(member, fetched, acks, [output])
-        again = await settled(member, fetched, (m.AckBatch(1, 2, b"\1", attempt=1),), [output])
-        rest = await settled(member, fetched, (m.AckBatch(2, 3, b"\1", attempt=1),), [])
+        again = await settled(member, fetched, (AckRange(1, 2, b"\1", attempt=1),), [output])
+        rest = await settled(member, fetched, (AckRange(2, 3, b"\1", attempt=1),), [])
 
         assert (done.error, done.acks) == (ErrorCode.NONE, acks)
         assert (again.error, again.refused) == (ErrorCode.INVALID_RECORD_STATE, ((1, 1),))
@@ -72,7 +73,7 @@ async def test_an_output_that_may_not_be_written_or_has_no_topic_settles_nothing
         member, fetched = await member_of(e, LoopClock())
         topic_id = await e.topic("out")
         good = m.SettleOutput("out", topic_id, 0, batch(b"x"))
-        acks = (m.AckBatch(0, 3, b"\1", attempt=1),)
+        acks = (AckRange(0, 3, b"\1", attempt=1),)
 
         shut = await settled(member, fetched, acks, [good, good._replace(topic="shut")])
         missing = await settled(member, fetched, acks, [good._replace(partition=7), good])

@@ -23,8 +23,8 @@ from flowshare.console.pages import PAGES
 from flowshare.console.pages import browse as browse_page
 from flowshare.console.pages import letters as letters_page
 from flowshare.console.server import BODY_MAX, BOUNDS, QUERY_MAX, ConsoleError, ConsoleSettings
-from flowshare.protocol.messages import AckBatch
 from flowshare.server.security.guesses import Pace
+from flowshare.share.types import AckRange
 from tests.console.test_actions import GIVEN
 from tests.console.test_server import LETTER, letter
 from tests.console.test_workers import HANDLER, METRICS, body
@@ -329,7 +329,7 @@ async def test_markup_in_names_values_and_errors_is_text_everywhere(tmp_path):
         await made.send("g.dlq", letter(EVIL.encode(), **dict.fromkeys(LETTER, EVIL)), letter(**LETTER))
         member = await made.group(EVIL)
         (fetched,) = await member.fetch(records_max=100)
-        await member.acknowledge({fetched.tp: [AckBatch(0, 0, ACCEPT)]}, generation=fetched.generation)
+        await member.acknowledge({fetched.tp: [AckRange(0, 0, ACCEPT)]}, generation=fetched.generation)
         await made.look()
         await made.agents.look()
         line = made.collector.look.groups[EVIL]

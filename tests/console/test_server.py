@@ -21,7 +21,7 @@ from flowshare.console.pages import PAGES
 from flowshare.console.schemas import Schemas
 from flowshare.console.server import ConsoleError, ConsoleServer, ConsoleSettings
 from flowshare.console.source import NotAnswering
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
 from tests.console.test_workers import HANDLER, METRICS, body
 from tests.console.world import ACCEPT, RELEASE, Browser, MemorySource, browser, console, logins_at, pages, words
@@ -429,7 +429,7 @@ async def test_runs_that_are_left_out_are_counted(tmp_path):
         await made.topic(values=450)
         member = await made.group()
         (fetched,) = await member.fetch(records_max=500)
-        acks = [AckBatch(at, at, RELEASE if at % 2 else ACCEPT, 60_000 if at % 4 == 1 else 0) for at in range(1, 449)]
+        acks = [AckRange(at, at, RELEASE if at % 2 else ACCEPT, 60_000 if at % 4 == 1 else 0) for at in range(1, 449)]
         await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
         page = await made.ask(lambda admin: admin.browse("g", "orders", 0))
         told = [run for run in page.runs if run.state != "available"]
@@ -592,7 +592,7 @@ async def test_all_delays_of_a_group_are_ended_at_a_rate(tmp_path):
         await made.topic()
         member = await made.group()
         (fetched,) = await member.fetch(records_max=100)
-        acks = [AckBatch(0, 3, RELEASE * 4, 60_000)]
+        acks = [AckRange(0, 3, RELEASE * 4, 60_000)]
         await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
 
         said = await who.do("end_delays", group="g", rate="1000")

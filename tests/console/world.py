@@ -26,7 +26,7 @@ from flowshare.console.slots import Slots
 from flowshare.console.source import Source
 from flowshare.console.store import Store
 from flowshare.console.values import Values
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 
 ACCEPT, RELEASE, REJECT = b"\x01", b"\x02", b"\x03"
@@ -203,7 +203,7 @@ class Console:
         """A member that holds the records there are: two accepted, of which one is first, one delayed by a minute."""
         member = await self.group(name, topic, **settings)
         (fetched,) = await member.fetch(records_max=100)
-        acks = [AckBatch(0, 0, ACCEPT), AckBatch(3, 3, ACCEPT), AckBatch(4, 4, RELEASE, 60_000)]
+        acks = [AckRange(0, 0, ACCEPT), AckRange(3, 3, ACCEPT), AckRange(4, 4, RELEASE, 60_000)]
         await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
         return member, fetched
 

@@ -27,7 +27,7 @@ from flowshare.server.share.stats import Stats
 from flowshare.server.share.waiters import Want
 from flowshare.share.config import GroupConfig
 from flowshare.share.records import encode_update
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, PartitionUpdate
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode, PartitionUpdate
 from flowshare.slots.prepared import rows_in
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -206,7 +206,7 @@ class Leader:
         if topic_id is None:
             topic_id = self.world.kafka.storage.topics()[topic].topic_id
         outputs = [Output(topic, topic_id, partition, records(*values))]
-        batches = [AcknowledgeBatch(offset, offset, bytes([kind]))]
+        batches = [AckRange(offset, offset, bytes([kind]))]
         decision = self.owner.partition.acknowledge(MEMBER, batches, now_ms=self.clock.steady_ms())
         durable = self.owner._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self.owner._alarm.ring()
@@ -235,7 +235,7 @@ class Leader:
 
     async def accept(self, offset):
         """Accept a record without outputs."""
-        batches = [AcknowledgeBatch(offset, offset, bytes([AcknowledgeType.ACCEPT]))]
+        batches = [AckRange(offset, offset, bytes([AcknowledgeType.ACCEPT]))]
         await self.owner.acknowledge(MEMBER, batches).durable
 
     async def stored(self):

@@ -8,7 +8,7 @@ import pytest
 
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 from tests.fleet.test_worker import virtually
 from tests.fleet.world import EARLIEST, Fleet, batch
 
@@ -38,7 +38,7 @@ def test_the_leader_of_each_share_partition_tells_of_it_whoever_is_asked():
     async def scenario(clock):
         async with Fleet(clock, workers=3) as fleet:
             member, found = await held(fleet)
-            acks = [AckBatch(0, 0, ACCEPT), AckBatch(2, 2, RELEASE, 60_000)]
+            acks = [AckRange(0, 0, ACCEPT), AckRange(2, 2, RELEASE, 60_000)]
             await member.acknowledge({found[1].tp: acks}, generation=found[1].generation)
             admin = fleet.admin()
 
@@ -157,7 +157,7 @@ def test_who_watches_a_fleet_sees_all_share_partitions_also_while_they_move_and_
 
             assert await seen(watch) == dict.fromkeys(range(4), (0, 5))
             assert sum(watch.led().values()) == 4
-            await member.acknowledge({found[1].tp: [AckBatch(0, 2, ACCEPT)]}, generation=found[1].generation)
+            await member.acknowledge({found[1].tp: [AckRange(0, 2, ACCEPT)]}, generation=found[1].generation)
             await clock.sleep(1.0)
             assert (await seen(watch))[1] == (3, 2)
 

@@ -6,8 +6,8 @@ import pytest
 
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, CreateTopicRequest, IncrementalAlterConfigsRequest
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.messages import CreateTopicRequest, IncrementalAlterConfigsRequest
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.test_worker import take
@@ -30,7 +30,7 @@ def test_a_topic_that_takes_small_batches_gets_every_letter_once_in_batches_that
 
             _, fetched = await take(member, 50)
             for one in fetched:
-                acks = {one.tp: tuple(AckBatch(part.first, part.last, REJECT) for part in one.acquired)}
+                acks = {one.tp: tuple(AckRange(part.first, part.last, REJECT) for part in one.acquired)}
                 await member.acknowledge(acks, generation=one.generation)
             await clock.sleep(10.0)
 
@@ -82,7 +82,7 @@ def test_a_topic_that_kafka_refuses_to_make_is_given_up_after_five_tries_unless_
             await member.start()
             _, (fetched,) = await take(member, 1)
             fleet.kafka.refuse(CreateTopicRequest, error, count=8)
-            acks = {fetched.tp: (AckBatch(0, 0, REJECT),)}
+            acks = {fetched.tp: (AckRange(0, 0, REJECT),)}
             await member.acknowledge(acks, generation=fetched.generation)
             await clock.sleep(30.0)
 

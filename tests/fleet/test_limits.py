@@ -8,9 +8,8 @@ import itertools
 import pytest
 
 from flowshare.client.errors import NotConnected
-from flowshare.protocol.messages import AckBatch
 from flowshare.share.leases import LEASE_MS
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.world import EARLIEST, Fleet
@@ -38,7 +37,7 @@ def test_a_limit_holds_over_all_leaders_and_no_partition_starves():
                     most = max(most, sum(run_.last - run_.first + 1 for _, run_ in held))
                     for one, run_ in held:
                         await member.acknowledge(
-                            {one.tp: (AckBatch(run_.first, run_.last, ACCEPT),)}, generation=one.generation
+                            {one.tp: (AckRange(run_.first, run_.last, ACCEPT),)}, generation=one.generation
                         )
                         done += run_.last - run_.first + 1
                     held.clear()
@@ -156,7 +155,7 @@ async def taken_for(clock, member, seconds, handed, at=None):
             handed.append((clock.monotonic(), run_.last - run_.first + 1))
             if at is not None:
                 at[one.tp.partition] = at.get(one.tp.partition, 0) + handed[-1][1]
-            batches = {one.tp: (AckBatch(run_.first, run_.last, ACCEPT),)}
+            batches = {one.tp: (AckRange(run_.first, run_.last, ACCEPT),)}
             await member.acknowledge(batches, generation=one.generation)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.test_worker import ACCEPT, accept, take
@@ -171,8 +171,8 @@ def test_what_a_member_holds_of_lost_records_is_refused_and_the_rest_counts():
 
             await fleet.kafka.lose("orders", 0, 5)
             await until(clock, lambda: part(fleet)["in_flight"] == 5)
-            lost = await member.acknowledge({tp: (AckBatch(5, 9, ACCEPT),)}, generation=fetched[0].generation)
-            kept = await member.acknowledge({tp: (AckBatch(0, 4, ACCEPT),)}, generation=fetched[0].generation)
+            lost = await member.acknowledge({tp: (AckRange(5, 9, ACCEPT),)}, generation=fetched[0].generation)
+            kept = await member.acknowledge({tp: (AckRange(0, 4, ACCEPT),)}, generation=fetched[0].generation)
 
             assert [result.error for result in lost] == [ErrorCode.INVALID_RECORD_STATE]
             assert [result.error for result in kept] == [ErrorCode.NONE]

@@ -24,7 +24,7 @@ from flowshare.client.admin.seeding import plan_seeds
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
-from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AckRange
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 LIMIT_S = 40.0
@@ -72,7 +72,7 @@ class Cluster:
                     got += [number for run in one.acquired for number in range(run.first, run.last + 1)]
         for one in fetched:
             acks = tuple(
-                AckBatch(number, number, b"\1" if number in finished else b"\2")
+                AckRange(number, number, b"\1" if number in finished else b"\2")
                 for run in one.acquired
                 for number in range(run.first, run.last + 1)
             )

@@ -12,10 +12,10 @@ from flowshare.client.session.share_session import Plan
 from flowshare.fleet.groups.leaders import OFFSETS_TOLD, offsets_of, tell_offsets
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, SharePartitionOffsets
+from flowshare.protocol.messages import SharePartitionOffsets
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.share.parking import Mark
-from flowshare.share.types import AcknowledgeType, AcquireMode
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode
 from tests.fleet.test_worker import accept, virtually
 from tests.fleet.world import EARLIEST, Fleet
 
@@ -52,7 +52,7 @@ def test_heads_are_handed_out_in_turn_over_a_leader_that_dies():
                     rounds += bool(records)
                     if rounds == 1 and records:
                         [one] = fetched
-                        acks = [AckBatch(run.first, run.last, RELEASE) for run in one.acquired]
+                        acks = [AckRange(run.first, run.last, RELEASE) for run in one.acquired]
                         await member.acknowledge({one.tp: acks}, generation=one.generation)
                         await fleet.leader("orders", 0).kill()
                         await fleet.settled()
@@ -88,7 +88,7 @@ async def fetched(member):
                     return one
 
 
-async def acknowledged(member, held, batch: AckBatch, clock) -> None:
+async def acknowledged(member, held, batch: AckRange, clock) -> None:
     """Acknowledge part of what was fetched, until a leader has taken it."""
     async with asyncio.timeout(60):
         while True:
@@ -108,7 +108,7 @@ async def settle_next(member, *, fails: set[int] = frozenset()) -> dict[int, boo
         offsets = [offset for run in one.acquired for offset in range(run.first, run.last + 1)]
         brought.update((offset, offset in following) for offset in offsets)
         types = {offset: REJECT if offset in following | fails else ACCEPT for offset in offsets}
-        acks = [AckBatch(offset, offset, kind) for offset, kind in types.items()]
+        acks = [AckRange(offset, offset, kind) for offset, kind in types.items()]
         for result in await member.acknowledge({one.tp: acks}, generation=one.generation):
             assert result.error is ErrorCode.NONE, result
     return brought
@@ -177,12 +177,12 @@ def test_many_long_keys_that_are_parked_at_once_are_stored(monkeypatch):
             member = fleet.member("orders")
             await member.start()
             held = []
-            acks: list[AckBatch] = []
+            acks: list[AckRange] = []
             async with asyncio.timeout(100):
                 while sum(ack.last - ack.first + 1 for ack in acks) < 75:
                     member.ask(HEADS)
                     held += await member.fetched()
-                    acks = [AckBatch(run.first, run.last, REJECT) for one in held for run in one.acquired]
+                    acks = [AckRange(run.first, run.last, REJECT) for one in held for run in one.acquired]
             await member.acknowledge({held[0].tp: acks}, generation=held[0].generation)
 
             admin = fleet.admin()
@@ -225,7 +225,7 @@ def test_what_only_followed_a_parked_key_does_not_park_it_again_whoever_leads_by
                     await clock.sleep(3)
                 else:
                     assert await admin.change_parked_key("g", "unpark", "orders", 0, b"a") is not None
-            await acknowledged(member, held, AckBatch(1, 1, REJECT, unrun=True), clock)
+            await acknowledged(member, held, AckRange(1, 1, REJECT, unrun=True), clock)
             await clock.sleep(5)
 
             assert (await admin.parked_keys("g")).keys == ()

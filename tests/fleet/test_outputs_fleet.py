@@ -9,8 +9,7 @@ import pytest
 from flowshare.log.base import Output
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch
-from flowshare.share.types import AcknowledgeBatch
+from flowshare.share.types import AckRange
 from tests.fleet.outputs_world import committed_in
 from tests.fleet.test_lost_records import OLD, begin, until, virtually
 from tests.fleet.test_worker import ACCEPT, take
@@ -21,7 +20,7 @@ def settle(fleet, member, offset, value):
     """The share-partition's leader settles a record of a member with an output; what is to be awaited."""
     leader = fleet.leader("orders", 0).worker
     (owner,) = leader._service.partitions.owners("g")
-    batches = [AcknowledgeBatch(offset, offset, ACCEPT)]
+    batches = [AckRange(offset, offset, ACCEPT)]
     decision = owner.partition.acknowledge(member.member_id, batches, now_ms=fleet.clock.steady_ms())
     topic_id = fleet.kafka.storage.topics()["paid"].topic_id
     outputs = [Output("paid", topic_id, 0, batch(value))]
@@ -45,7 +44,7 @@ def test_the_next_worker_goes_on_where_the_last_one_was(ends):
             await (leader.stop() if ends == "in order" else leader.kill())
             await fleet.settled()
 
-            acks = [AckBatch(offset, offset, ACCEPT) for offset in range(5)]
+            acks = [AckRange(offset, offset, ACCEPT) for offset in range(5)]
             results = await member.acknowledge({fetched[0].tp: acks}, generation=fetched[0].generation)
 
             assert [result.error for result in results] != [ErrorCode.NONE]

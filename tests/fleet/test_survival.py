@@ -11,9 +11,8 @@ from flowshare.log.partition import walk
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch
 from flowshare.share.config import ServerConfig
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from tests.fleet.test_lost_records import OLD, begin, part, until, virtually
 from tests.fleet.test_worker import ACCEPT, accept, take
 from tests.fleet.world import Fleet
@@ -50,7 +49,7 @@ def test_a_delay_is_kept_by_the_next_leader(graceful):
             _, fetched = await take(member, 5)
             due_ms = clock.now_ms() + 60_000
             await acknowledge(
-                member, fetched, AckBatch(0, 3, ACCEPT), AckBatch(4, 4, RELEASE, delay_ms=60_000, unrun=True)
+                member, fetched, AckRange(0, 3, ACCEPT), AckRange(4, 4, RELEASE, delay_ms=60_000, unrun=True)
             )
 
             await end_leader(fleet, graceful=graceful)
@@ -191,7 +190,7 @@ def test_a_leader_makes_the_dead_letter_topic_on_kafka_and_fills_it():
             await fleet.configure(**DEAD_LETTERS)
             member = await begin_again(fleet)
             _, fetched = await take(member, 5)
-            await acknowledge(member, fetched, AckBatch(0, 1, REJECT), AckBatch(2, 4, ACCEPT))
+            await acknowledge(member, fetched, AckRange(0, 1, REJECT), AckRange(2, 4, ACCEPT))
             await until(clock, lambda: part(fleet)["start_offset"] == 5)
 
             assert letters(fleet) == [b"old", b"old"]
@@ -216,7 +215,7 @@ def test_dead_letters_that_a_leader_could_not_write_are_written_by_the_next(grac
             member = await begin_again(fleet)
             _, fetched = await take(member, 5)
             fleet.kafka.hold(m.CreateTopicRequest)
-            await acknowledge(member, fetched, AckBatch(0, 1, REJECT), AckBatch(2, 4, ACCEPT))
+            await acknowledge(member, fetched, AckRange(0, 1, REJECT), AckRange(2, 4, ACCEPT))
             await clock.sleep(3)
             assert part(fleet)["start_offset"] == 0
 
@@ -244,7 +243,7 @@ def test_a_log_start_that_passes_the_start_offset_while_it_is_led_takes_it_along
 
             await fleet.kafka.storage.delete_records("orders", 0, 10)
             await until(clock, lambda: part(fleet)["start_offset"] == 10)
-            await acknowledge(member, first, AckBatch(0, 4, ACCEPT))
+            await acknowledge(member, first, AckRange(0, 4, ACCEPT))
             rest, fetched = await take(member, 5)
             await accept(member, fetched)
 

@@ -11,8 +11,8 @@ from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
 from flowshare.fleet.groups.facts import ANSWERED_S, FACTS, SETTINGS
 from flowshare.fleet.groups.leaders import GONE
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, IncrementalAlterConfigsRequest
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.messages import IncrementalAlterConfigsRequest
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.slots.membership import SlotMap
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -136,7 +136,7 @@ def test_the_order_of_a_group_does_not_change_while_another_worker_delays_a_reco
             fetched = []
             while not fetched:
                 fetched = await member.fetch(records_max=1)
-            delayed = {fetched[0].tp: (AckBatch(0, 0, RELEASE, delay_ms=60_000),)}
+            delayed = {fetched[0].tp: (AckRange(0, 0, RELEASE, delay_ms=60_000),)}
             await member.acknowledge(delayed, generation=fetched[0].generation)
             await member.close(timeout_s=1.0)
             connection = fleet.connection()

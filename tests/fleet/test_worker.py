@@ -9,13 +9,12 @@ import pytest
 from flowshare.fleet.worker import LEAVE_S
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     HeartbeatRequest,
     InitProducerIdRequest,
     LeaveGroupRequest,
     ShareGroupHeartbeatRequest,
 )
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -45,7 +44,7 @@ async def take(member, count):
 async def accept(member, fetched):
     """Accept all that was fetched."""
     for one in fetched:
-        acks = {one.tp: tuple(AckBatch(run_.first, run_.last, ACCEPT) for run_ in one.acquired)}
+        acks = {one.tp: tuple(AckRange(run_.first, run_.last, ACCEPT) for run_ in one.acquired)}
         for result in await member.acknowledge(acks, generation=one.generation):
             assert not result.error, result
 

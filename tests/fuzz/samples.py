@@ -21,7 +21,6 @@ from flowshare.protocol import cooperative_settle, filter_codec
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.kafka import ApiKey, entity, write_request
 from flowshare.protocol.messages import (
-    AckBatch,
     CooperativeSettleRequest,
     FetchPartition,
     FetchRequest,
@@ -32,6 +31,7 @@ from flowshare.protocol.messages import (
 from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
 from flowshare.protocol.settle_codec import encode_settle
 from flowshare.server.edge.base import Endpoint
+from flowshare.share.types import AckRange
 
 TOPIC = "orders"
 TOPIC_ID = uuid.UUID("7c9e6679-7425-40de-944b-e07fc1f90ae7")
@@ -78,7 +78,7 @@ def settle(rng: random.Random) -> ShareSettleRequest:
         member_id="m",
         topic_id=topic_id,
         partition=rng.randint(0, 1),
-        acks=(AckBatch(0, count - 1, bytes(rng.choices((1, 3), k=count)), attempt=rng.randint(0, 2)),),
+        acks=(AckRange(0, count - 1, bytes(rng.choices((1, 3), k=count)), attempt=rng.randint(0, 2)),),
         outputs=tuple(SettleOutput(TOPIC, topic_id, 0, records()) for _ in range(rng.randint(0, 2))),
     )
 

@@ -13,7 +13,8 @@ from flowshare.protocol import settle_codec as codec
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey, request_body, request_start
-from flowshare.protocol.messages import AckBatch, RefusedOutput, SettleOutput, ShareSettleRequest, ShareSettleResponse
+from flowshare.protocol.messages import RefusedOutput, SettleOutput, ShareSettleRequest, ShareSettleResponse
+from flowshare.share.types import AckRange
 
 SEEDS = range(20)
 TOPIC = uuid.UUID(int=7)
@@ -24,9 +25,9 @@ REQUEST = ShareSettleRequest(
     topic_id=TOPIC,
     partition=3,
     acks=(
-        AckBatch(0, 9, b"\1", attempt=1),
-        AckBatch(12, 14, b"\1\3\1", attempt=2),
-        AckBatch(15, 15, b"\3", unrun=True, attempt=7),
+        AckRange(0, 9, b"\1", attempt=1),
+        AckRange(12, 14, b"\1\3\1", attempt=2),
+        AckRange(15, 15, b"\3", unrun=True, attempt=7),
     ),
     outputs=(
         SettleOutput("a", A, 0, b"first"),
@@ -82,7 +83,7 @@ def test_an_answer_comes_back(answer) -> None:
     assert codec.decode_settled(frame[4:]) == answer
 
 
-def acks(*batches: AckBatch) -> ShareSettleRequest:
+def acks(*batches: AckRange) -> ShareSettleRequest:
     return replace(REQUEST, acks=batches)
 
 
@@ -92,19 +93,19 @@ def output(**fields) -> ShareSettleRequest:
 
 SENSELESS = {
     "no acks": acks(),
-    "negative offset": acks(AckBatch(-1, 0, b"\1")),
-    "end before beginning": acks(AckBatch(3, 2, b"\1")),
-    "unordered": acks(AckBatch(3, 4, b"\1"), AckBatch(1, 2, b"\1")),
-    "overlapping": acks(AckBatch(3, 4, b"\1"), AckBatch(4, 5, b"\1")),
-    "released": acks(AckBatch(3, 4, b"\2")),
-    "one of several renewed": acks(AckBatch(3, 4, b"\1\4")),
-    "renewed between": acks(AckBatch(3, 5, b"\1\4\1")),
-    "gap": acks(AckBatch(3, 4, b"\0")),
-    "no type": acks(AckBatch(3, 4, b"")),
-    "too few types": acks(AckBatch(3, 5, b"\1\1")),
-    "too many types": acks(AckBatch(3, 3, b"\1\1")),
-    "too many offsets": acks(AckBatch(0, 9_999, b"\1"), AckBatch(20_000, 20_000, b"\1")),
-    "negative attempt": acks(AckBatch(3, 3, b"\1", attempt=-1)),
+    "negative offset": acks(AckRange(-1, 0, b"\1")),
+    "end before beginning": acks(AckRange(3, 2, b"\1")),
+    "unordered": acks(AckRange(3, 4, b"\1"), AckRange(1, 2, b"\1")),
+    "overlapping": acks(AckRange(3, 4, b"\1"), AckRange(4, 5, b"\1")),
+    "released": acks(AckRange(3, 4, b"\2")),
+    "one of several renewed": acks(AckRange(3, 4, b"\1\4")),
+    "renewed between": acks(AckRange(3, 5, b"\1\4\1")),
+    "gap": acks(AckRange(3, 4, b"\0")),
+    "no type": acks(AckRange(3, 4, b"")),
+    "too few types": acks(AckRange(3, 5, b"\1\1")),
+    "too many types": acks(AckRange(3, 3, b"\1\1")),
+    "too many offsets": acks(AckRange(0, 9_999, b"\1"), AckRange(20_000, 20_000, b"\1")),
+    "negative attempt": acks(AckRange(3, 3, b"\1", attempt=-1)),
     "too many outputs": replace(REQUEST, outputs=REQUEST.outputs[:1] * (codec.OUTPUTS_MAX + 1)),
     "negative partition": output(partition=-1),
     "no records": output(records=b""),
@@ -136,7 +137,7 @@ def test_a_settle_that_does_not_say_of_whom_and_of_what_is_refused(fields) -> No
 def test_as_much_as_there_may_be_comes_back() -> None:
     request = replace(
         REQUEST,
-        acks=tuple(AckBatch(2 * number, 2 * number, b"\1") for number in range(codec.OFFSETS_MAX)),
+        acks=tuple(AckRange(2 * number, 2 * number, b"\1") for number in range(codec.OFFSETS_MAX)),
         outputs=tuple(SettleOutput(f"t{number}", A, number, b"x") for number in range(codec.OUTPUTS_MAX)),
     )
 

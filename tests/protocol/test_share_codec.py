@@ -35,19 +35,17 @@ from flowshare.protocol.share_codec import (
     encode_fetch,
     encode_fetched,
 )
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AckRange, AcquiredRange
 
 T1, T2 = uuid.UUID(int=1), uuid.UUID(int=2)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.one_of(st.integers(0, 30), st.integers(-(2**63), 2**63 - 1))
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=12), st.just("é" * 100))
 TOPIC = st.uuids()
-SINGLE = st.builds(
-    lambda offset, kind: m.AckBatch(offset, offset, bytes([kind])), st.integers(0, 12), st.integers(0, 4)
-)
-BATCH = st.one_of(SINGLE, SINGLE, st.tuples(INT64, INT64, st.binary(max_size=140)).map(lambda one: m.AckBatch(*one)))
+SINGLE = st.builds(lambda offset, kind: AckRange(offset, offset, bytes([kind])), st.integers(0, 12), st.integers(0, 4))
+BATCH = st.one_of(SINGLE, SINGLE, st.tuples(INT64, INT64, st.binary(max_size=140)).map(lambda one: AckRange(*one)))
 OWN = st.tuples(INT64, INT64, st.binary(max_size=3), st.integers(0, 2**63 - 1), st.booleans()).map(
-    lambda one: m.AckBatch(*one)
+    lambda one: AckRange(*one)
 )
 FEW = settings(deadline=None, max_examples=40)
 
@@ -175,7 +173,7 @@ def apart(request):
             if ack.joined:
                 assert ack.last > ack.first
                 assert len(ack.types) == 1
-                yield from (m.AckBatch(offset, offset, ack.types) for offset in range(ack.first, ack.last + 1))
+                yield from (AckRange(offset, offset, ack.types) for offset in range(ack.first, ack.last + 1))
             else:
                 yield ack
 
@@ -340,7 +338,7 @@ def read_batches(*batches):
 
 
 def one(offset, kind=1):
-    return m.AckBatch(offset, offset, bytes([kind]))
+    return AckRange(offset, offset, bytes([kind]))
 
 
 def test_consecutive_offsets_of_one_type_are_joined_and_nothing_else():
@@ -349,11 +347,11 @@ def test_consecutive_offsets_of_one_type_are_joined_and_nothing_else():
     assert read_batches(one(5), one(5)) == [(5, 5, b"\x01", 0, False, False)] * 2
     assert read_batches(one(6), one(5)) == [(6, 6, b"\x01", 0, False, False), (5, 5, b"\x01", 0, False, False)]
     assert read_batches(one(5), one(6, 2)) == [(5, 5, b"\x01", 0, False, False), (6, 6, b"\x02", 0, False, False)]
-    assert read_batches(m.AckBatch(1, 4, b"\x01"), one(5), one(6)) == [
+    assert read_batches(AckRange(1, 4, b"\x01"), one(5), one(6)) == [
         (1, 4, b"\x01", 0, False, False),
         (5, 6, b"\x01", 0, False, True),
     ]
-    assert read_batches(one(5), m.AckBatch(6, 6, b"\x01", 0, True), one(7)) == [
+    assert read_batches(one(5), AckRange(6, 6, b"\x01", 0, True), one(7)) == [
         (5, 5, b"\x01", 0, False, False),
         (6, 6, b"\x01", 0, True, False),
         (7, 7, b"\x01", 0, False, False),
@@ -369,7 +367,7 @@ def test_a_run_longer_than_one_look_is_joined_piece_by_piece():
 
 
 def test_the_attempt_of_a_batch_is_read_as_it_is_written_and_joins_no_other():
-    batches = tuple(m.AckBatch(at, at, b"\x02", 0, at == 6, attempt=at) for at in (5, 6, 300))
+    batches = tuple(AckRange(at, at, b"\x02", 0, at == 6, attempt=at) for at in (5, 6, 300))
     request = m.ShareAcknowledgeRequest(
         group_id="g", member_id="m", session_epoch=1, partitions=(m.SharePartitionRequest(T1, 0, batches),)
     )
@@ -407,7 +405,7 @@ def test_tagged_fields_that_nobody_knows_are_read_past():
     frame = b"\x02g\x02m" + bytes(4) + b"\x02" + T1.bytes + b"\x02" + bytes(4) + field + tags * 3
 
     assert decode_acknowledge(frame, 0, 1).partitions == (
-        m.SharePartitionRequest(T1, 0, (m.AckBatch(0, 0, b"\x02", unrun=True),)),
+        m.SharePartitionRequest(T1, 0, (AckRange(0, 0, b"\x02", unrun=True),)),
     )
 
 

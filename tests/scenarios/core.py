@@ -14,7 +14,7 @@ from flowshare.protocol.errors import error_code
 from flowshare.share.allotment import Allotment
 from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch, PartitionUpdate, Priority, StateRun
+from flowshare.share.types import AckRange, AcquireMode, Limits, LogBatch, PartitionUpdate, Priority, StateRun
 from tests.scenarios import words
 from tests.scenarios.composite import ranges
 from tests.scenarios.core_groups import CoreGroups
@@ -335,12 +335,7 @@ class CoreSubject:
         group = self.group(group_id)
         found = {}
         for where, batches in words.by_place(words.acks(step.words[1:])).items():
-            named = [
-                AcknowledgeBatch(
-                    ack.first, ack.last, ack.types, self.now_ms + ack.delay_ms if ack.delay_ms else 0, ack.unrun
-                )
-                for ack in batches
-            ]
+            named = [AckRange(ack.first, ack.last, ack.types, ack.delay_ms, ack.unrun) for ack in batches]
             partition = self.partition(group, where)
             try:
                 decision = partition.acknowledge(member_id, named, now_ms=self.now_ms)
@@ -357,7 +352,7 @@ class CoreSubject:
         group = self.group(group_id)
         where, acked, sent = words.settled(step)
         attempt = int(step.options.get("attempt", "1"))
-        batches = [AcknowledgeBatch(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked]
+        batches = [AckRange(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked]
         try:
             decision = self.partition(group, where).settle(member_id, batches, now_ms=self.now_ms)
         except InvalidRecordState as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     Connection,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -18,7 +17,7 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
-from flowshare.share.types import AcquireMode
+from flowshare.share.types import AckRange, AcquireMode
 from tests.scenarios import records, words
 from tests.scenarios.language import Outcome, Step
 from tests.scenarios.words import Place
@@ -166,10 +165,10 @@ class MemberSteps:
         self, added: list[Place], acked: list[words.Ack], *, twice: bool = False
     ) -> tuple[SharePartitionRequest, ...]:
         """Partitions of a request with their acknowledgements."""
-        by_place: dict[Place, list[AckBatch]] = {place: [] for place in added}
+        by_place: dict[Place, list[AckRange]] = {place: [] for place in added}
         apart = [SharePartitionRequest(self.topic_id(topic), p) for topic, p in added] if twice else []
         for ack in acked:
-            batch = AckBatch(ack.first, ack.last, ack.types, self.lasting(ack.delay_ms), ack.unrun)
+            batch = AckRange(ack.first, ack.last, ack.types, self.lasting(ack.delay_ms), ack.unrun)
             by_place.setdefault(ack.place, []).append(batch)
         named = [
             SharePartitionRequest(self.topic_id(topic), p, tuple(batches))

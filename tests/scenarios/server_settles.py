@@ -9,7 +9,6 @@ from flowshare.client.errors import ClientError
 from flowshare.protocol.batches import batch_headers
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     FetchedLog,
     FetchPartition,
     FetchRequest,
@@ -18,6 +17,7 @@ from flowshare.protocol.messages import (
     ShareResumeRequest,
     ShareSettleRequest,
 )
+from flowshare.share.types import AckRange
 from tests.scenarios import records, words
 from tests.scenarios.language import Outcome, Step
 
@@ -49,7 +49,7 @@ class SettleSteps:
             member_id=member,  # type: ignore[arg-type]
             topic_id=subject.topic_id(topic),
             partition=partition,
-            acks=tuple(AckBatch(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked),
+            acks=tuple(AckRange(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked),
             outputs=tuple(made for one in sent for made in self._made(one, int(step.options.get("size", "0")))),
         )
         try:

@@ -16,8 +16,7 @@ from flowshare.client.producer.producer import Producer
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from tests.killing import say
 from tests.waiting import until
 
@@ -69,10 +68,10 @@ class Worker:
     async def end(self, member: ShareMember, fetched, piece: range) -> None:
         first, last = piece[0], piece[-1]
         if self.chance.random() < 0.1:
-            await member.acknowledge({fetched.tp: [AckBatch(first, last, RELEASE)]})
+            await member.acknowledge({fetched.tp: [AckRange(first, last, RELEASE)]})
             return
         say(f"t {first} {last}")
-        (result,) = await member.acknowledge({fetched.tp: [AckBatch(first, last, ACCEPT)]})
+        (result,) = await member.acknowledge({fetched.tp: [AckRange(first, last, ACCEPT)]})
         if result.error is ErrorCode.NONE:
             say(f"a {first} {last}")
             self.open -= len(piece)

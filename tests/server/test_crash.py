@@ -13,14 +13,13 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     Connection,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
     SharePartitionRequest,
     TopicPartition,
 )
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 from tests.killing import said_until_killed
 from tests.server.crasher import ACCEPT, GROUP, main
 
@@ -102,7 +101,7 @@ class Look:
         """End what is held and all sessions: unrun, unless `fields` say otherwise."""
         fields = fields or {"types": bytes((AcknowledgeType.RELEASE,)), "unrun": True}
         for member_id, _, held in self.holders:
-            acks = tuple(AckBatch(first, last, **fields) for first, last in sorted(held))
+            acks = tuple(AckRange(first, last, **fields) for first, last in sorted(held))
             answer = await self.connection.send(
                 ShareAcknowledgeRequest(
                     group_id=GROUP,

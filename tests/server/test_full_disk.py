@@ -16,8 +16,8 @@ from flowshare.client.session.share_session import Plan
 from flowshare.clock import LoopClock
 from flowshare.protocol.batches import decode
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcquireMode
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AckRange, AcquireMode
 from tests.disks import resize, small_disk
 from tests.waiting import until
 
@@ -63,7 +63,7 @@ class Stack:
         return fetched[0].tp if fetched else None, taken
 
     async def accept(self, tp: TopicPartition, offsets) -> ErrorCode:
-        acks = [AckBatch(offset, offset, ACCEPT) for offset in sorted(offsets)]
+        acks = [AckRange(offset, offset, ACCEPT) for offset in sorted(offsets)]
         (result,) = await self.member.acknowledge({tp: acks})
         return result.error
 
@@ -161,7 +161,7 @@ async def letters_of(stack: Stack, *, poisoned: bytes) -> tuple[list[bytes], lis
             for record in decode(one.records, one.acquired).records:
                 is_dead = record.offset in following or record.value == poisoned
                 (dead if is_dead else accepted).append(record.value)
-                ack = AckBatch(record.offset, record.offset, REJECT if is_dead else ACCEPT)
+                ack = AckRange(record.offset, record.offset, REJECT if is_dead else ACCEPT)
                 (result,) = await stack.member.acknowledge({one.tp: [ack]}, generation=one.generation)
                 assert result.error is ErrorCode.NONE, result
 
@@ -179,7 +179,7 @@ def test_a_key_that_cannot_be_parked_on_a_full_disk_is_parked_when_there_is_room
 
         async with asyncio.timeout(30):
             await fill_up(stack, {})
-            acks = {first.tp: [AckBatch(0, 0, REJECT)]}
+            acks = {first.tp: [AckRange(0, 0, REJECT)]}
             (refused,) = await stack.member.acknowledge(acks, generation=first.generation)
             assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
             assert (await stack.admin.parked_keys("g")).keys == ()
@@ -188,7 +188,7 @@ def test_a_key_that_cannot_be_parked_on_a_full_disk_is_parked_when_there_is_room
         await until(lambda: stack.send(999, 100), good=lambda offset: offset is not None)
         (done,) = await stack.member.acknowledge(acks, generation=first.generation)
         assert done.error is ErrorCode.NONE
-        (other,) = await stack.member.acknowledge({first.tp: [AckBatch(1, 1, ACCEPT)]}, generation=first.generation)
+        (other,) = await stack.member.acknowledge({first.tp: [AckRange(1, 1, ACCEPT)]}, generation=first.generation)
         assert other.error is ErrorCode.NONE
         (parked,) = (await stack.admin.parked_keys("g")).keys
         assert (parked.key, parked.parked.first) == (b"a", 0)

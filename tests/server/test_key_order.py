@@ -13,7 +13,6 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     AlterShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
     HeldRanges,
@@ -26,6 +25,7 @@ from flowshare.server.share.loader import Loader
 from flowshare.server.share.opened_log import OPENED_BYTES, OpenedBatches, OpenedLog, Thinned
 from flowshare.server.share.partitions import Partitions
 from flowshare.share.config import ServerConfig
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 from tests.server.test_transactions import Writer
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
@@ -325,9 +325,9 @@ async def test_acknowledgements_of_deliveries_that_are_no_more_are_refused_and_t
         await m.fetch(at)
         await m.acknowledge({at: [release(1, 1)]})
         again = ranges(await w.member("n").fetch(at))
-        said = [AckBatch(one, one, b"\x01", attempt=1) for one in range(3)]
+        said = [AckRange(one, one, b"\x01", attempt=1) for one in range(3)]
         (told,) = (await m.acknowledge({at: said})).partitions
-        (rode,) = (await m.fetch(acks={at: [AckBatch(one, one, b"\x01", attempt=1) for one in (1, 3)]})).partitions
+        (rode,) = (await m.fetch(acks={at: [AckRange(one, one, b"\x01", attempt=1) for one in (1, 3)]})).partitions
         await m.acknowledge({}, epoch=-1)
         left = ranges(await w.member("o").fetch(at))
 

@@ -10,7 +10,6 @@ from flowshare.log.base import OutputRefused, RecordsTooLarge, StorageError
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     DeleteTopicRequest,
     HeldRanges,
     IncrementalAlterConfigsRequest,
@@ -20,6 +19,7 @@ from flowshare.protocol.messages import (
     ShareSettleRequest,
 )
 from flowshare.server.share import writing
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 from tests.server.test_key_order import BY_KEY, keyed
 from tests.server.world import accept, parked, ranges, reject, release, world
@@ -277,7 +277,7 @@ async def test_a_topic_that_went_and_came_again_takes_nothing_that_was_meant_for
     [
         ([], "no records"),
         ([release(0)], "accepts and rejects"),
-        ([AckBatch(0, 0, b"\x04")], "needs a request"),
+        ([AckRange(0, 0, b"\x04")], "needs a request"),
         ([accept(5), accept(0)], "begins before"),
         ([accept(0, 20_000)], "10000 records"),
     ],
@@ -304,8 +304,8 @@ async def ordered(w):
     return out, at, m
 
 
-def meant(first: int) -> AckBatch:
-    return AckBatch(first, first, b"\x01", attempt=1)
+def meant(first: int) -> AckRange:
+    return AckRange(first, first, b"\x01", attempt=1)
 
 
 async def test_with_an_order_the_next_of_a_key_leaves_when_the_settle_before_it_is_durable():

@@ -11,8 +11,8 @@ from flowshare.server.runtime.state import ShareKey, initial_writes, stored_in
 from flowshare.share.partition import SharePartition
 from flowshare.share.records import encode_update
 from flowshare.share.types import (
-    AcknowledgeBatch,
     AcknowledgeType,
+    AckRange,
     AcquireMode,
     Limits,
     LogBatch,
@@ -119,7 +119,7 @@ def test_a_decision_is_stored_with_all_its_records_even_where_the_start_offset_p
         batches=[LogBatch(0, 9)],
         now_ms=0,
     )
-    decision = partition.acknowledge("m", [AcknowledgeBatch(0, 4, bytes([AcknowledgeType.ACCEPT]))], now_ms=0)
+    decision = partition.acknowledge("m", [AckRange(0, 4, bytes([AcknowledgeType.ACCEPT]))], now_ms=0)
     assert decision.update is not None
     assert decision.update.runs == ()
 

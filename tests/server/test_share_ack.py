@@ -9,7 +9,8 @@ import pytest
 
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 from tests.server.world import accept, parked, ranges, reject, release, world
 
@@ -42,19 +43,19 @@ async def test_each_partition_has_its_own_result() -> None:
 @pytest.mark.parametrize(
     ("batches", "version"),
     [
-        ([AckBatch(5, 3, b"\x01")], 2),
+        ([AckRange(5, 3, b"\x01")], 2),
         ([accept(5, 9), accept(0, 4)], 2),
-        ([AckBatch(0, 9, b"")], 2),
-        ([AckBatch(0, 9, b"\x01\x01\x01")], 2),
-        ([AckBatch(0, 9, b"\x05")], 2),
-        ([AckBatch(0, 9, b"\xff")], 2),
-        ([AckBatch(0, 9, b"\x04")], 1),
-        ([AckBatch(0, 9, b"\x04")], 2),
-        ([AckBatch(-3, 9, b"\x01")], 2),
+        ([AckRange(0, 9, b"")], 2),
+        ([AckRange(0, 9, b"\x01\x01\x01")], 2),
+        ([AckRange(0, 9, b"\x05")], 2),
+        ([AckRange(0, 9, b"\xff")], 2),
+        ([AckRange(0, 9, b"\x04")], 1),
+        ([AckRange(0, 9, b"\x04")], 2),
+        ([AckRange(-3, 9, b"\x01")], 2),
         ([accept(0, 9), accept(0, 9)], 2),
     ],
 )
-async def test_malformed_batches_change_nothing(batches: list[AckBatch], version: int) -> None:
+async def test_malformed_batches_change_nothing(batches: list[AckRange], version: int) -> None:
     async with world() as w:
         at, m = await w.held(10)
 
@@ -69,7 +70,7 @@ async def test_a_renewal_keeps_the_lock() -> None:
     async with world() as w:
         at, m = await w.held(1)
         await w.clock.advance(29)
-        await m.acknowledge({at: [AckBatch(0, 0, b"\x04")]}, is_renew_ack=True)
+        await m.acknowledge({at: [AckRange(0, 0, b"\x04")]}, is_renew_ack=True)
 
         await w.clock.advance(29)
         answer = await m.acknowledge({at: [accept(0)]})

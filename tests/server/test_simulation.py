@@ -13,7 +13,8 @@ import pytest
 
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AckRange
 from tests.server.world import World, world
 
 FIRST = int(os.environ.get("SIM_SEED_FIRST", "0"))
@@ -132,7 +133,7 @@ class Run:
     async def settle(self, member, held: dict[int, int], at: TopicPartition, chosen: list[int]) -> None:
         """One request of two that are under way at once."""
         kinds = {offset: self.random.choice([ACCEPT, ACCEPT, RELEASE]) for offset in chosen}
-        answer = await member.acknowledge({at: [AckBatch(o, o, bytes([kind])) for o, kind in kinds.items()]})
+        answer = await member.acknowledge({at: [AckRange(o, o, bytes([kind])) for o, kind in kinds.items()]})
         (result,) = answer.partitions
         assert result.error in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR), result
         if result.error is ErrorCode.NONE:
@@ -154,7 +155,7 @@ class Run:
             for first, last, _count in ranges:
                 assert self.accepted.isdisjoint(range(first, last + 1))
                 self.accepted.update(range(first, last + 1))
-            await member.acknowledge({at: [AckBatch(first, last, b"\x01") for first, last, _ in ranges]})
+            await member.acknowledge({at: [AckRange(first, last, b"\x01") for first, last, _ in ranges]})
         assert self.accepted == set(range(self.produced))
         (owner,) = self.w.server.share.partitions.owners()
         assert owner.partition.start_offset == self.produced

@@ -11,7 +11,6 @@ from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     CreateTopicRequest,
     IncrementalAlterConfigsRequest,
     ProduceRequest,
@@ -24,6 +23,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import ManualClock, settle
 
 EARLIEST = {"share.auto.offset.reset": "earliest"}
@@ -235,16 +235,16 @@ def ranges(answer):
     return [tuple(part) for part in partition.acquired]
 
 
-def accept(first: int, last: int | None = None) -> AckBatch:
+def accept(first: int, last: int | None = None) -> AckRange:
     """An accept of a range."""
-    return AckBatch(first, first if last is None else last, b"\x01")
+    return AckRange(first, first if last is None else last, b"\x01")
 
 
-def release(first: int, last: int | None = None, **fields) -> AckBatch:
+def release(first: int, last: int | None = None, **fields) -> AckRange:
     """A release of a range."""
-    return AckBatch(first, first if last is None else last, b"\x02", **fields)
+    return AckRange(first, first if last is None else last, b"\x02", **fields)
 
 
-def reject(first: int, last: int | None = None) -> AckBatch:
+def reject(first: int, last: int | None = None) -> AckRange:
     """A reject of a range."""
-    return AckBatch(first, first if last is None else last, b"\x03")
+    return AckRange(first, first if last is None else last, b"\x03")

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import (
-    AcknowledgeBatch,
-    AcknowledgeType,
-    AcquireMode,
-    Limits,
-    LogBatch,
-    RecordState,
-    StateRun,
-)
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode, Limits, LogBatch, RecordState, StateRun
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = AcknowledgeType
 AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVING, ARCHIVED = RecordState
@@ -69,7 +61,7 @@ def decide(
     unrun: bool = False,
 ) -> Decision:
     """Acknowledge one batch and leave the decision open."""
-    batch = AcknowledgeBatch(first, last, bytes(types), not_before, unrun)
+    batch = AckRange(first, last, bytes(types), max(0, not_before - now), unrun)
     return target.acknowledge(member, [batch], now_ms=now)
 
 

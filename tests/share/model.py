@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowshare.share.types import (
-    AcknowledgeBatch,
-    AcknowledgeType,
-    AcquiredRange,
-    Limits,
-    LogBatch,
-    RecordState,
-    StateRun,
-)
+from flowshare.share.types import AcknowledgeType, AckRange, AcquiredRange, Limits, LogBatch, RecordState, StateRun
 
 
 @dataclass
@@ -109,7 +101,7 @@ class Model:
                 self.tiny[offset] = Tiny()
         self.end = max(self.end, new_end)
 
-    def wanted(self, member: str, batches: list[AcknowledgeBatch]) -> Wanted | None:
+    def wanted(self, member: str, batches: list[AckRange]) -> Wanted | None:
         """Return the wish of an acknowledgement for each offset; None: it must be refused as a whole."""
         wanted: Wanted = []
         seen: set[int] = set()
@@ -128,18 +120,18 @@ class Model:
                 if kind is AcknowledgeType.RENEW and not self.limits.renew_enabled:
                     return None
                 seen.add(offset)
-                wanted.append((offset, kind, batch.not_before_ms, batch.unrun))
+                wanted.append((offset, kind, batch.delay_ms, batch.unrun))
         return wanted
 
     def decided(self, wanted: Wanted, now_ms: int) -> Wanted:
         """Mark what is being written; renewals act at once. Returns what is left to settle."""
         left = []
-        for offset, kind, not_before_ms, unrun in wanted:
+        for offset, kind, delay_ms, unrun in wanted:
             if kind is AcknowledgeType.RENEW:
                 self.tiny[offset].deadline_ms = now_ms + self.limits.lock_duration_ms
             else:
                 self.tiny[offset].pending = True
-                left.append((offset, kind, not_before_ms, unrun))
+                left.append((offset, kind, now_ms + delay_ms if delay_ms else 0, unrun))
         return left
 
     def committed(self, wanted: Wanted) -> None:

@@ -30,8 +30,8 @@ from flowshare.share.types import (
     HOLE,
     PENDING,
     STATES,
-    AcknowledgeBatch,
     AcknowledgeType,
+    AckRange,
     Limits,
     PartitionState,
     PartitionUpdate,
@@ -67,9 +67,9 @@ class Chain:
     attempts: dict[int, int]
     accepted: list[int] = field(default_factory=list)
 
-    def batch(self, offset: int, types: bytes, **more: object) -> AcknowledgeBatch:
+    def batch(self, offset: int, types: bytes, **more: object) -> AckRange:
         """Return the acknowledgement of one of the chain's records, for the delivery that the chain has."""
-        return AcknowledgeBatch(offset, offset, types, attempt=self.attempts[offset], **more)  # type: ignore[arg-type]
+        return AckRange(offset, offset, types, attempt=self.attempts[offset], **more)  # type: ignore[arg-type]
 
 
 class OrderWorld:
@@ -519,7 +519,7 @@ class OrderWorld:
         for offset in offsets:
             try:
                 decision = self.partition.acknowledge(
-                    member, [AcknowledgeBatch(offset, offset, RELEASE, unrun=True)], now_ms=self.now_ms
+                    member, [AckRange(offset, offset, RELEASE, unrun=True)], now_ms=self.now_ms
                 )
             except CoreError:
                 continue
@@ -575,7 +575,7 @@ class OrderWorld:
         if roll < self.rate["release"] + self.rate["reject"]:
             reject = roll < self.rate["reject"]
             delay_ms = 0 if reject else self.dice.choice((0, 0, 200))
-            batches = [chain.batch(offset, REJECT if reject else RELEASE, not_before_ms=self.now_ms + delay_ms)]
+            batches = [chain.batch(offset, REJECT if reject else RELEASE, delay_ms=delay_ms)]
             batches += [chain.batch(rest, RELEASE, unrun=True) for rest in chain.offsets]
             chain.offsets = []
             self.drop(chain)
@@ -599,7 +599,7 @@ class OrderWorld:
             return
         chain.until_ms = self.now_ms + self.limits.lock_duration_ms
 
-    def acknowledge(self, chain: Chain, batches: list[AcknowledgeBatch], *, must_fail: bool = False) -> None:
+    def acknowledge(self, chain: Chain, batches: list[AckRange], *, must_fail: bool = False) -> None:
         try:
             decision = self.partition.acknowledge(chain.member, batches, now_ms=self.now_ms)
         except CoreError:

@@ -496,12 +496,12 @@ AGENT_MUTANTS = (
         "            if unit.ending.types == ACCEPT:\n",
         "            if True:\n",
     ),
-    Mutant("acks say of no delivery", UNITS, "attempt = 0 if chunk.fence is None else", "attempt = 0 if True else"),
+    Mutant("acks say of no delivery", UNITS, "unrun, attempt_of(chunk, record.offset), counter", "unrun, 0, counter"),
     Mutant(
         "neighbours with other outcomes are one range",
         UNITS,
-        "        if same == last and offset == before + 1:\n",
-        "        if offset == before + 1:\n",
+        "            said.setdefault(says, []).append",
+        "            said.setdefault(next(iter(said), says), []).append",
     ),
     Mutant(
         "a settle that could not be sent stays under way",

@@ -20,8 +20,8 @@ from flowshare.share.intervene import Act
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
 from flowshare.share.types import (
-    AcknowledgeBatch,
     AcknowledgeType,
+    AckRange,
     AcquireMode,
     Limits,
     LogBatch,
@@ -313,18 +313,18 @@ class World:
         if life != self.life or offset not in self.held[member]:
             return
         if self.dice.random() < self.faults.foreign:
-            self.attempt("foreign", [AcknowledgeBatch(offset, offset, b"\x01")], must_fail=True)
+            self.attempt("foreign", [AckRange(offset, offset, b"\x01")], must_fail=True)
         roll = self.dice.random()
-        kind, unrun, not_before_ms = AcknowledgeType.ACCEPT, False, 0
+        kind, unrun, delay_ms = AcknowledgeType.ACCEPT, False, 0
         if roll < self.faults.renew:
             kind = AcknowledgeType.RENEW
         elif roll < self.faults.renew + self.faults.release:
             kind = AcknowledgeType.RELEASE
             unrun = self.dice.random() < self.faults.unrun
-            not_before_ms = self.now_ms + self.dice.choice((0, 200))
+            delay_ms = self.dice.choice((0, 200))
         elif roll < self.faults.renew + self.faults.release + self.faults.reject:
             kind = AcknowledgeType.REJECT
-        batch = AcknowledgeBatch(offset, offset, bytes([kind]), not_before_ms=not_before_ms, unrun=unrun)
+        batch = AckRange(offset, offset, bytes([kind]), delay_ms=delay_ms, unrun=unrun)
         decision = self.attempt(member, [batch])
         if kind is AcknowledgeType.RENEW:
             if decision is not None:
@@ -343,7 +343,7 @@ class World:
             ends=None if kind is AcknowledgeType.RELEASE else offset,
         )
 
-    def attempt(self, member: str, batches: list[AcknowledgeBatch], *, must_fail: bool = False) -> Decision | None:
+    def attempt(self, member: str, batches: list[AckRange], *, must_fail: bool = False) -> Decision | None:
         try:
             decision = self.partition.acknowledge(member, batches, now_ms=self.now_ms)
         except CoreError:

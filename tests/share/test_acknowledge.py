@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.core_errors import InvalidRecordState, InvalidRequest
-from flowshare.share.types import DELAY_MS_MAX, PENDING, AcknowledgeBatch, Limits, PartitionUpdate
+from flowshare.share.types import DELAY_MS_MAX, PENDING, AckRange, Limits, PartitionUpdate
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -24,8 +24,8 @@ from tests.share.builders import (
 )
 
 
-def batch(first: int, last: int, *types: int) -> AcknowledgeBatch:
-    return AcknowledgeBatch(first, last, bytes(types))
+def batch(first: int, last: int, *types: int) -> AckRange:
+    return AckRange(first, last, bytes(types))
 
 
 # What a request may look like
@@ -524,9 +524,9 @@ def test_each_delay_ends_by_itself():
     target = partition(lock_duration_ms=1000)
     acquire(target, (0, 9))
     batches = [
-        AcknowledgeBatch(0, 1, bytes([RELEASE]), 30),
-        AcknowledgeBatch(2, 3, bytes([RELEASE]), 20),
-        AcknowledgeBatch(4, 5, bytes([RELEASE]), 30),
+        AckRange(0, 1, bytes([RELEASE]), 30),
+        AckRange(2, 3, bytes([RELEASE]), 20),
+        AckRange(4, 5, bytes([RELEASE]), 30),
     ]
     target.commit(target.acknowledge("m1", batches, now_ms=0))
 

@@ -315,7 +315,7 @@ def test_of_what_a_reload_holds_nothing_is_taken_before_its_key_is_known(what, e
 def test_a_delayed_head_that_comes_now_is_handed_out():
     group = Group("aa", limits=Limits(lock_duration_ms=LOCK_MS))
     group.take()
-    group.say([0], SAID_RELEASE, not_before_ms=500)
+    group.say([0], SAID_RELEASE, delay_ms=500)
     found(group, Act.NOW, 0)
 
     assert group.take("n", now=1) == [0]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowshare.core_errors import CoreError
-from flowshare.share.types import AcknowledgeBatch
+from flowshare.share.types import AckRange
 from tests.share.builders import ACCEPT, RELEASE, acquire, partition, settle
 
 TYPES = st.integers(0, 4)
@@ -57,11 +57,9 @@ def seen(target):
 @settings(max_examples=100, deadline=None)
 @given(log=LOG, earlier=EARLIER, asked=ASKED, committed=st.booleans())
 def test_a_joined_batch_and_its_offsets_one_by_one_come_to_the_same(log, earlier, asked, committed):
-    joined = [AcknowledgeBatch(first, first + size - 1, bytes([kind]), joined=size > 1) for first, size, kind in asked]
+    joined = [AckRange(first, first + size - 1, bytes([kind]), joined=size > 1) for first, size, kind in asked]
     apart = [
-        AcknowledgeBatch(offset, offset, bytes([kind]))
-        for first, size, kind in asked
-        for offset in range(first, first + size)
+        AckRange(offset, offset, bytes([kind])) for first, size, kind in asked for offset in range(first, first + size)
     ]
 
     together = told(world(log, earlier), joined, committed=committed)
@@ -73,8 +71,8 @@ def test_a_joined_batch_and_its_offsets_one_by_one_come_to_the_same(log, earlier
 def test_a_hole_within_a_joined_batch_is_refused_as_it_is_alone():
     answers = []
     for batches in (
-        [AcknowledgeBatch(0, 9, b"\x01", joined=True)],
-        [AcknowledgeBatch(offset, offset, b"\x01") for offset in range(10)],
+        [AckRange(0, 9, b"\x01", joined=True)],
+        [AckRange(offset, offset, b"\x01") for offset in range(10)],
     ):
         target = partition()
         acquire(target, (0, 4))

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flowshare.core_errors import CoreError
 from flowshare.share.allotment import Allotment
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, Priority, StateRun
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode, Limits, LogBatch, Priority, StateRun
 from tests.share.model import Model, Wanted
 
 MEMBERS = ("m1", "m2", "m3")
@@ -133,16 +133,16 @@ class SharePartitionMachine(RuleBasedStateMachine):
             st.lists(kinds, min_size=last - first + 1, max_size=last - first + 1) | kinds.map(lambda k: [k])
         )
         batches = [
-            AcknowledgeBatch(
+            AckRange(
                 first,
                 last,
                 bytes(types),
-                not_before_ms=data.draw(st.sampled_from([0, self.now_ms + 500])),
+                delay_ms=data.draw(st.sampled_from([0, 500])),
                 unrun=data.draw(st.booleans()),
             )
         ]
         if len(mine) > 1 and mine[-1] > last:
-            batches.append(AcknowledgeBatch(mine[-1], mine[-1], bytes([data.draw(kinds)])))
+            batches.append(AckRange(mine[-1], mine[-1], bytes([data.draw(kinds)])))
         wanted = self.model.wanted(member, batches)
         before = self.real.state()
         if wanted is None:

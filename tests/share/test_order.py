@@ -15,7 +15,7 @@ from flowshare.share.acquire import HOLE_MAX, Acquisition
 from flowshare.share.acquire_by_key import FAR_MAX
 from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import AcknowledgeBatch, Limits, RecordState, StateRun
+from flowshare.share.types import AckRange, Limits, RecordState, StateRun
 from tests.share.order_world import OrderWorld
 
 FIRST = int(os.environ.get("ORDER_SEED_FIRST", "1"))
@@ -47,7 +47,7 @@ class Group:
         return [offset for first, last, _ in got.ranges for offset in range(first, last + 1)]
 
     def say(self, offsets: list[int], kind: bytes, member: str = "m", *, now: int = 0, **more: object) -> None:
-        batches = [AcknowledgeBatch(offset, offset, kind, **more) for offset in offsets]  # type: ignore[arg-type]
+        batches = [AckRange(offset, offset, kind, **more) for offset in offsets]  # type: ignore[arg-type]
         self.partition.commit(self.partition.acknowledge(member, batches, now_ms=now))
 
 
@@ -86,7 +86,7 @@ def test_a_released_record_comes_before_the_next_of_its_key() -> None:
 def test_a_delayed_record_holds_up_its_key_and_no_other() -> None:
     group = Group("aabb")
     group.take()
-    group.say([0], RELEASE, not_before_ms=500)
+    group.say([0], RELEASE, delay_ms=500)
     group.say([2], ACCEPT)
     others = group.take("n", now=400)
     group.partition.lapse(500)
@@ -106,7 +106,7 @@ def test_a_dead_letter_under_way_holds_up_its_key() -> None:
 
 def decided(group: Group, offset: int, kind: bytes = ACCEPT, member: str = "m") -> Decision:
     """Return the decision on a member's acknowledgement of an offset; it is not written yet."""
-    return group.partition.acknowledge(member, [AcknowledgeBatch(offset, offset, kind)], now_ms=0)
+    return group.partition.acknowledge(member, [AckRange(offset, offset, kind)], now_ms=0)
 
 
 def test_the_next_of_a_key_is_free_as_soon_as_the_one_before_is_accepted_and_leaves_with_what_is_written_then() -> None:
@@ -167,7 +167,7 @@ def test_an_accept_that_could_not_be_written_frees_nothing() -> None:
 def test_an_acknowledgement_that_is_refused_frees_nothing() -> None:
     group = Group("aab")
     group.take()
-    batches = [AcknowledgeBatch(0, 0, ACCEPT), AcknowledgeBatch(2, 9, ACCEPT)]
+    batches = [AckRange(0, 0, ACCEPT), AckRange(2, 9, ACCEPT)]
     with pytest.raises(CoreError):
         group.partition.acknowledge("m", batches, now_ms=0)
 
@@ -235,7 +235,7 @@ def test_renewing_a_record_of_a_chain_keeps_what_is_before_it_too() -> None:
     group = Group("aa")
     group.take(chain=16)
     group.partition.abort(decided(group, 0), now_ms=0)
-    group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, RENEW)], now_ms=LOCK_MS - 1)
+    group.partition.acknowledge("m", [AckRange(1, 1, RENEW)], now_ms=LOCK_MS - 1)
     group.partition.lapse(LOCK_MS)
 
     assert [run[:3] for run in group.partition.in_flight()] == [(0, 1, "m")], "else 0 would run beside 1"
@@ -290,8 +290,8 @@ def test_a_chain_may_be_settled_in_one_request() -> None:
 def test_a_chain_may_be_settled_while_the_one_before_is_written() -> None:
     group = Group("aaa")
     group.take(chain=3)
-    first = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
-    second = group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+    first = group.partition.acknowledge("m", [AckRange(0, 0, ACCEPT)], now_ms=0)
+    second = group.partition.acknowledge("m", [AckRange(1, 1, ACCEPT)], now_ms=0)
     group.partition.commit(first)
     group.partition.commit(second)
     group.say([2], ACCEPT)
@@ -302,12 +302,12 @@ def test_a_chain_may_be_settled_while_the_one_before_is_written() -> None:
 def test_what_follows_a_release_is_not_accepted() -> None:
     group = Group("aa")
     group.take(chain=2)
-    batches = [AcknowledgeBatch(0, 0, RELEASE), AcknowledgeBatch(1, 1, ACCEPT)]
+    batches = [AckRange(0, 0, RELEASE), AckRange(1, 1, ACCEPT)]
     with pytest.raises(InvalidRecordState):
         group.partition.acknowledge("m", batches, now_ms=0)
-    group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, RELEASE)], now_ms=0)
+    group.partition.acknowledge("m", [AckRange(0, 0, RELEASE)], now_ms=0)
     with pytest.raises(InvalidRecordState):
-        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+        group.partition.acknowledge("m", [AckRange(1, 1, ACCEPT)], now_ms=0)
 
 
 def test_what_follows_a_dead_letter_waits_until_it_is_buried() -> None:
@@ -325,7 +325,7 @@ def test_what_follows_a_dead_letter_waits_until_it_is_buried() -> None:
 def test_the_rest_of_a_chain_goes_back_behind_its_head() -> None:
     group = Group("aaa")
     group.take(chain=3)
-    batches = [AcknowledgeBatch(0, 0, RELEASE, 500), AcknowledgeBatch(1, 2, RELEASE, 500, True)]
+    batches = [AckRange(0, 0, RELEASE, 500), AckRange(1, 2, RELEASE, 500, True)]
     group.partition.commit(group.partition.acknowledge("m", batches, now_ms=0))
     blocked = group.partition.blocked_count
     group.partition.lapse(500)
@@ -336,7 +336,7 @@ def test_the_rest_of_a_chain_goes_back_behind_its_head() -> None:
 def test_what_was_delivered_before_follows_no_head_that_was_not() -> None:
     group = Group("aa")
     group.take(chain=2)
-    batches = [AcknowledgeBatch(0, 0, RELEASE, unrun=True), AcknowledgeBatch(1, 1, RELEASE)]
+    batches = [AckRange(0, 0, RELEASE, unrun=True), AckRange(1, 1, RELEASE)]
     group.partition.commit(group.partition.acknowledge("m", batches, now_ms=0))
 
     assert group.take(chain=16) == [0]
@@ -354,7 +354,7 @@ def test_what_is_lost_before_it_was_read_is_not_confirmed() -> None:
 def test_the_locks_of_a_chain_are_renewed() -> None:
     group = Group("aa")
     group.take(chain=2)
-    group.partition.acknowledge("m", [AcknowledgeBatch(0, 1, RENEW)], now_ms=500)
+    group.partition.acknowledge("m", [AckRange(0, 1, RENEW)], now_ms=500)
     group.partition.lapse(LOCK_MS)
 
     assert group.partition.acquired_count == 2
@@ -395,8 +395,8 @@ def test_the_lock_of_a_record_that_is_finished_is_not_renewed() -> None:
 
     assert group.partition.start_offset == 1
     with pytest.raises(InvalidRecordState, match="finished"):
-        group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, RENEW, attempt=1)], now_ms=LOCK_MS)
-    both = group.partition.acknowledge("m", [AcknowledgeBatch(0, 1, RENEW, attempt=1)], now_ms=LOCK_MS)
+        group.partition.acknowledge("m", [AckRange(0, 0, RENEW, attempt=1)], now_ms=LOCK_MS)
+    both = group.partition.acknowledge("m", [AckRange(0, 1, RENEW, attempt=1)], now_ms=LOCK_MS)
     assert both.refused is not None
     assert both.refused.ranges == ((0, 0),)
 
@@ -410,7 +410,7 @@ def some_are_gone(keys: str = "abcdef", **taken: int) -> Group:
     return group
 
 
-def refused(group: Group, *batches: AcknowledgeBatch, now: int = 0) -> tuple[tuple[int, int], ...]:
+def refused(group: Group, *batches: AckRange, now: int = 0) -> tuple[tuple[int, int], ...]:
     decision = group.partition.acknowledge("m", batches, now_ms=now)
     group.partition.commit(decision)
     return decision.refused.ranges if decision.refused is not None else ()
@@ -424,7 +424,7 @@ def test_who_says_which_deliveries_are_meant_is_told_which_are_no_more_and_the_o
 ) -> None:
     group = some_are_gone()
 
-    said = refused(group, *(AcknowledgeBatch(first, last, ACCEPT, attempt=1) for first, last in ranges))
+    said = refused(group, *(AckRange(first, last, ACCEPT, attempt=1) for first, last in ranges))
 
     assert said == ((1, 1), (3, 3))
     assert group.partition.acquired_count == 2
@@ -436,7 +436,7 @@ def test_of_a_range_the_offsets_before_one_that_is_no_more_hold_too() -> None:
     group.take()
     group.say([2], RELEASE)
 
-    assert refused(group, AcknowledgeBatch(0, 3, ACCEPT, attempt=1)) == ((2, 2),)
+    assert refused(group, AckRange(0, 3, ACCEPT, attempt=1)) == ((2, 2),)
     assert (group.partition.start_offset, group.partition.acquired_count) == (2, 0)
 
 
@@ -445,7 +445,7 @@ def test_so_many_offsets_are_looked_at_one_by_one_and_no_more(monkeypatch: pytes
     monkeypatch.setattr(acknowledge, "SPLIT_MAX", 3)
     group = some_are_gone()
 
-    said = refused(group, *(AcknowledgeBatch(first, first + 1, ACCEPT, attempt=1) for first in (0, 2, 4)))
+    said = refused(group, *(AckRange(first, first + 1, ACCEPT, attempt=1) for first in (0, 2, 4)))
 
     assert said == ((1, 3),)
     assert group.partition.acquired_count == 3
@@ -455,7 +455,7 @@ def test_who_does_not_say_it_is_refused_as_a_whole() -> None:
     group = some_are_gone()
 
     with pytest.raises(InvalidRecordState):
-        refused(group, *(AcknowledgeBatch(at, at, ACCEPT) for at in range(6)))
+        refused(group, *(AckRange(at, at, ACCEPT) for at in range(6)))
     assert group.partition.acquired_count == 6
 
 
@@ -463,14 +463,14 @@ def test_where_none_holds_the_whole_is_refused() -> None:
     group = some_are_gone()
 
     with pytest.raises(InvalidRecordState, match="offset 1 is"):
-        refused(group, AcknowledgeBatch(1, 1, ACCEPT, attempt=1), AcknowledgeBatch(3, 3, ACCEPT, attempt=1))
+        refused(group, AckRange(1, 1, ACCEPT, attempt=1), AckRange(3, 3, ACCEPT, attempt=1))
     assert group.partition.acquired_count == 6
 
 
 def test_of_locks_that_are_renewed_together_those_that_are_gone_keep_no_other_from_it() -> None:
     group = some_are_gone()
 
-    said = refused(group, AcknowledgeBatch(0, 5, RENEW, attempt=1), now=LOCK_MS // 2)
+    said = refused(group, AckRange(0, 5, RENEW, attempt=1), now=LOCK_MS // 2)
     group.partition.lapse(LOCK_MS)
 
     assert said == ((1, 1), (3, 3))
@@ -481,15 +481,15 @@ def test_what_is_being_acknowledged_is_not_refused_to_a_renewal_that_was_overtak
     """Else its member lets go of it, and has not told of it when the write fails and another leader asks."""
     group = Group("abc")
     group.take()
-    settling = group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT, attempt=1)], now_ms=0)
+    settling = group.partition.acknowledge("m", [AckRange(1, 1, ACCEPT, attempt=1)], now_ms=0)
 
-    assert refused(group, AcknowledgeBatch(0, 2, RENEW, attempt=1)) == ()
+    assert refused(group, AckRange(0, 2, RENEW, attempt=1)) == ()
     with pytest.raises(InvalidRecordState):
-        group.partition.acknowledge("n", [AcknowledgeBatch(1, 1, RENEW, attempt=1)], now_ms=0)
+        group.partition.acknowledge("n", [AckRange(1, 1, RENEW, attempt=1)], now_ms=0)
     with pytest.raises(InvalidRecordState):
-        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, RENEW, attempt=2)], now_ms=0)
+        group.partition.acknowledge("m", [AckRange(1, 1, RENEW, attempt=2)], now_ms=0)
     group.partition.commit(settling)
-    assert refused(group, AcknowledgeBatch(0, 2, RENEW, attempt=1)) == ((1, 1),)
+    assert refused(group, AckRange(0, 2, RENEW, attempt=1)) == ((1, 1),)
 
 
 def test_what_follows_a_record_of_its_chain_that_is_refused_is_refused_too() -> None:
@@ -498,7 +498,7 @@ def test_what_follows_a_record_of_its_chain_that_is_refused_is_refused_too() -> 
     group.partition.lapse(LOCK_MS)
     assert group.take(chain=3, now=LOCK_MS, records=2) == [0, 3]
 
-    batches = [AcknowledgeBatch(at, at, ACCEPT, attempt=2 - (at < 3)) for at in range(4)]
+    batches = [AckRange(at, at, ACCEPT, attempt=2 - (at < 3)) for at in range(4)]
     assert refused(group, *batches, now=LOCK_MS) == ((0, 2),)
     assert group.partition.acquired_count == 1
 
@@ -506,7 +506,7 @@ def test_what_follows_a_record_of_its_chain_that_is_refused_is_refused_too() -> 
 def test_a_decision_with_refusals_that_is_not_written_leaves_the_rest_with_its_member() -> None:
     group = some_are_gone()
 
-    batches = [AcknowledgeBatch(at, at, ACCEPT, attempt=1) for at in range(6)]
+    batches = [AckRange(at, at, ACCEPT, attempt=1) for at in range(6)]
     decision = group.partition.acknowledge("m", batches, now_ms=0)
     group.partition.abort(decision, now_ms=0)
 
@@ -596,7 +596,7 @@ def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() 
     partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
     partition.place([KeyedBatch(0, 3, range(4), [1, 1, 1, 1])])
     due_ms = partition.next_deadline_ms()
-    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    partition.commit(partition.acknowledge("m", [AckRange(0, 0, ACCEPT)], now_ms=0))
 
     assert due_ms == 30_000
     assert [tuple(one) for one in partition.pick("n", records_max=9, now_ms=0).ranges] == [(1, 1, 2)]
@@ -622,7 +622,7 @@ def test_what_is_being_read_for_a_member_is_not_its_to_acknowledge_nor_to_keep()
     picked = partition.pick("m", records_max=9, now_ms=0)
 
     assert partition.in_flight() == ()
-    for said in ([AcknowledgeBatch(0, 0, ACCEPT)], [AcknowledgeBatch(0, 1, RENEW)], [AcknowledgeBatch(1, 1, RELEASE)]):
+    for said in ([AckRange(0, 0, ACCEPT)], [AckRange(0, 1, RENEW)], [AckRange(1, 1, RELEASE)]):
         with pytest.raises(InvalidRecordState, match="not seen"):
             partition.acknowledge("m", said, now_ms=1)
     partition.put_back(picked)
@@ -636,9 +636,9 @@ def test_what_is_held_and_in_the_log_no_more_holds_up_all_keys_behind_it() -> No
     batch = KeyedBatch(0, 3, [0, 2, 3], [1, 2, 3])
     partition.place([batch])
     before = handed_out(partition, "n")
-    partition.commit(partition.acknowledge("n", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    partition.commit(partition.acknowledge("n", [AckRange(0, 0, ACCEPT)], now_ms=0))
     still = partition.next_place_offset(4)
-    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0))
+    partition.commit(partition.acknowledge("m", [AckRange(1, 1, ACCEPT)], now_ms=0))
     partition.place([batch])
     after = partition.pick("n", records_max=9, now_ms=0)
 
@@ -655,7 +655,7 @@ def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_n
             partition.place(batches)
             seen += [tuple(one) for one in handed_out(partition, "m").ranges]
             seen += ["more to read"] if partition.next_place_offset(4) >= 0 else []
-        partition.commit(partition.acknowledge("m", [AcknowledgeBatch(first, last, REJECT)], now_ms=0))
+        partition.commit(partition.acknowledge("m", [AckRange(first, last, REJECT)], now_ms=0))
 
     assert seen == [(0, 0, 1), (1, 2, 1), (3, 3, 1)]
 
@@ -711,7 +711,7 @@ def test_it_says_which_keys_hold_up_most_records_and_who_holds_their_heads() -> 
     group = Group("abababa--cca", limits=Limits(lock_duration_ms=LOCK_MS))
     group.take("m", records=1)
     group.take("n", records=1)
-    group.say([1], RELEASE, "n", not_before_ms=500)
+    group.say([1], RELEASE, "n", delay_ms=500)
     group.take("o", records=1)
 
     assert group.partition.blocked_count == 4 + 2 + 1
@@ -801,7 +801,7 @@ def test_a_cut_within_a_closed_batch_holds_up_what_comes_behind_no_longer_than_i
     handed_out(partition, "m")
     partition.cut(1)
     held_up = partition.next_place_offset(3)
-    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    partition.commit(partition.acknowledge("m", [AckRange(0, 0, ACCEPT)], now_ms=0))
     partition.place([KeyedBatch(1, 1, [1], [1])])
 
     assert (held_up, partition.next_place_offset(3)) == (-1, 2)
@@ -918,7 +918,7 @@ def test_dead_letters_that_are_under_way_are_found_without_looking_at_all_the_re
 
 def held_back(group: Group, offsets: list[int]) -> Decision:
     """Accept records apart from all that is decided later."""
-    batches = [AcknowledgeBatch(offset, offset, ACCEPT) for offset in offsets]
+    batches = [AckRange(offset, offset, ACCEPT) for offset in offsets]
     decision = group.partition.acknowledge("m", batches, now_ms=0)
     group.partition.hold_back(decision)
     return decision
@@ -952,7 +952,7 @@ def test_within_a_chain_nothing_ends_before_what_is_held_back_is_committed() -> 
     decision = held_back(group, [0])
 
     with pytest.raises(InvalidRecordState):
-        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+        group.partition.acknowledge("m", [AckRange(1, 1, ACCEPT)], now_ms=0)
     group.partition.commit(decision)
     group.say([1], ACCEPT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import (
     UNLIMITED_DELIVERIES,
-    AcknowledgeBatch,
+    AckRange,
     AcquiredRange,
     AcquireMode,
     Limits,
@@ -36,7 +36,7 @@ def acquire(partition: SharePartition, member: str) -> tuple[AcquiredRange, ...]
 
 
 def settle(partition: SharePartition, member: str, offset: int, kind: bytes) -> None:
-    partition.commit(partition.acknowledge(member, [AcknowledgeBatch(offset, offset, kind)], now_ms=0))
+    partition.commit(partition.acknowledge(member, [AckRange(offset, offset, kind)], now_ms=0))
 
 
 def test_after_one_death_nothing_is_kept_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.core_errors import InvalidRecordState, InvalidRequest
-from flowshare.share.types import PENDING, AcknowledgeBatch
+from flowshare.share.types import PENDING, AckRange
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -22,11 +22,11 @@ from tests.share.builders import (
 )
 
 
-def batch(first: int, last: int, *types: int, attempt: int = 0) -> AcknowledgeBatch:
-    return AcknowledgeBatch(first, last, bytes(types), attempt=attempt)
+def batch(first: int, last: int, *types: int, attempt: int = 0) -> AckRange:
+    return AckRange(first, last, bytes(types), attempt=attempt)
 
 
-def refused(target, *batches: AcknowledgeBatch, member: str = "m1") -> tuple[tuple[int, int], ...]:
+def refused(target, *batches: AckRange, member: str = "m1") -> tuple[tuple[int, int], ...]:
     """The ranges that a settle is refused for; nothing else may have changed."""
     before = states(target)
     with pytest.raises(InvalidRecordState) as error:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import AckBatch, SettleOutput
+    from flowshare.protocol.messages import SettleOutput
+    from flowshare.share.types import AckRange
 
 WAIT_MIN_S: Final = 0.001
 LOST: Final = "the keys are another member's now"
@@ -313,7 +314,7 @@ class CooperativeFeed:
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Late | None = None,
@@ -323,7 +324,7 @@ class CooperativeFeed:
 
     def begin_acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Told,
         *,
         generation: int | None = None,
@@ -339,7 +340,7 @@ class CooperativeFeed:
         self._settle()
 
     def _acknowledge(
-        self, tp: TopicPartition, batches: Sequence[AckBatch], generation: int | None, answer: _Answer
+        self, tp: TopicPartition, batches: Sequence[AckRange], generation: int | None, answer: _Answer
     ) -> AckResult:
         partition = self._member.partitions.of(*tp)
         topic = "" if partition is None else partition.place[0]
@@ -361,7 +362,7 @@ class CooperativeFeed:
             result = result._replace(refused=tuple(refused), refusal=ErrorCode.INVALID_RECORD_STATE, message=LOST)
         return result
 
-    def _said(self, tp: TopicPartition, offset: int, batch: AckBatch, finished: set[int]) -> bool:
+    def _said(self, tp: TopicPartition, offset: int, batch: AckRange, finished: set[int]) -> bool:
         """Carry out the acknowledgement of one record; False if the member no longer has the record."""
         type_ = batch.types[0] if len(batch.types) == 1 else batch.types[offset - batch.first]
         found = self._in_hand.get((tp, offset))
@@ -393,7 +394,7 @@ class CooperativeFeed:
     def begin_settle(
         self,
         tp: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         outputs: Sequence[SettleOutput],
         told: Told,
         *,

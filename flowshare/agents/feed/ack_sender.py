@@ -38,7 +38,6 @@ from flowshare.agents.feed.acknowledgements import (
     LOST,
     NOT_DONE,
     RENEW,
-    AckRange,
     AckRanges,
     Gathered,
     Key,
@@ -49,6 +48,7 @@ from flowshare.agents.feed.acknowledgements import (
 )
 from flowshare.backoff import USUAL
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AckRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class AckSender:
         self._send()
 
     def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
-        """Accept these offsets (in any order). attempt: as `AckBatch.attempt`, here and below."""
+        """Accept these offsets (in any order). attempt: as `AckRange.attempt`, here and below."""
         accepted = self._at(key).accepted
         if attempt in accepted:
             accepted[attempt] += offsets
@@ -168,20 +168,8 @@ class AckSender:
             accepted[attempt] = list(offsets)
         self._add(key, len(offsets))
 
-    def acknowledge(
-        self,
-        key: Key,
-        first: int,
-        last: int,
-        types: bytes,
-        counter: str,
-        *,
-        delay_ms: int = 0,
-        unrun: bool = False,
-        attempt: int = 0,
-    ) -> None:
+    def acknowledge(self, key: Key, ack: AckRange) -> None:
         """Acknowledge a range with types other than accept."""
-        ack = AckRange(first, last, types, delay_ms, unrun, counter, attempt)
         self._at(key).others.append(ack)
         self._add(key, ack.size)
 
@@ -275,7 +263,7 @@ class AckSender:
 
         ranges: first and last offset, attempt; ascending.
         """
-        acks = [AckRange(first, last, RENEW, 0, False, "renewed", attempt) for first, last, attempt in ranges]
+        acks = [AckRange(first, last, RENEW, attempt=attempt, counter="renewed") for first, last, attempt in ranges]
         deadline, lost = 0.0, list[tuple[int, int]]()
         for ack, result in await self._send_halving(key, acks):
             if result.error is ErrorCode.NONE:
@@ -313,12 +301,11 @@ class AckSender:
         """Begin one request. Must not raise: other requests wait for their turn."""
         assert self._member is not None
         self._stats.acknowledgements += 1
-        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in request.acks.items()}
         told, late = partial(self._told, request), partial(self._came_late, request)
         if self._spans is not None:
             request.spans = self._spans.begin(request.acks)
         try:
-            self._member.begin_acknowledge(batches, told, generation=request.generation, on_late=late, rides=rides)
+            self._member.begin_acknowledge(request.acks, told, generation=request.generation, on_late=late, rides=rides)
         except Exception:
             logger.exception(FAILED, self._agent)
             if self._spans is not None:
@@ -420,12 +407,11 @@ class AckSender:
     async def _request(self, acks: AckRanges, generation: int) -> list[AckResult]:
         assert self._member is not None
         self._stats.acknowledgements += 1
-        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
         if self._spans is None or any(ack.types == RENEW for ranges in acks.values() for ack in ranges):
-            return await self._member.acknowledge(batches, generation=generation)
+            return await self._member.acknowledge(acks, generation=generation)
         spans = self._spans.begin(acks)
         try:
-            results = await self._member.acknowledge(batches, generation=generation)
+            results = await self._member.acknowledge(acks, generation=generation)
         except BaseException:
             self._spans.failed(spans)
             raise

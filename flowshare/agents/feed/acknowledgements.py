@@ -15,8 +15,8 @@ from flowshare.agents.handler.chunk import runs
 from flowshare.client.errors import NO_COORDINATOR
 from flowshare.client.session.ranges import cut
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AcknowledgeType, AckRange
 
 if TYPE_CHECKING:
     from flowshare.client.session.ranges import AckResult
@@ -51,46 +51,8 @@ class Acknowledging(Protocol):
     def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
         """Accept these offsets."""
 
-    def acknowledge(
-        self,
-        key: Key,
-        first: int,
-        last: int,
-        types: bytes,
-        counter: str,
-        *,
-        delay_ms: int = 0,
-        unrun: bool = False,
-        attempt: int = 0,
-    ) -> None:
-        """Acknowledge a range in another way."""
-
-
-class AckRange(NamedTuple):
-    """A range of offsets with one type. counter: the field of `AgentStats` that it counts in when confirmed. attempt:
-    as `AckBatch.attempt`."""
-
-    first: int
-    last: int
-    types: bytes
-    delay_ms: int
-    unrun: bool
-    counter: str
-    attempt: int = 0
-
-    @property
-    def size(self) -> int:
-        """Number of offsets."""
-        return self.last - self.first + 1
-
-    def batch(self) -> AckBatch:
-        """Return the range in the client's form."""
-        return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun, attempt=self.attempt)
-
-    def halves(self) -> tuple[AckRange, AckRange]:
-        """Return the two halves of a range."""
-        middle = (self.first + self.last) // 2
-        return self._replace(last=middle), self._replace(first=middle + 1)
+    def acknowledge(self, key: Key, ack: AckRange) -> None:
+        """Acknowledge a range in another way; `ack.counter` says as what it counts."""
 
 
 AckRanges = dict[TopicPartition, list[AckRange]]
@@ -169,8 +131,8 @@ def ordered(gathered: Gathered) -> tuple[list[AckRange], list[AckRange]]:
         if len(set(offsets)) < len(offsets):
             twice, distinct = True, sorted(set(offsets))
             again = (Counter(offsets) - Counter(distinct)).elements()
-            acks += [AckRange(offset, offset, ACCEPT, 0, False, "accepted", attempt) for offset in again]
-        acks += [AckRange(first, last, ACCEPT, 0, False, "accepted", attempt) for first, last in runs(distinct)]
+            acks += [_accept(offset, offset, attempt) for offset in again]
+        acks += [_accept(first, last, attempt) for first, last in runs(distinct)]
     if not (gathered.others or twice or len(gathered.accepted) > 1):
         return acks, []
     acks += gathered.others
@@ -178,6 +140,15 @@ def ordered(gathered: Gathered) -> tuple[list[AckRange], list[AckRange]]:
     if all(before.last < after.first for before, after in pairwise(acks)):
         return acks, []
     return _last_said(acks)
+
+
+def unrun_range(first: int, last: int, attempt: int = 0, delay_ms: int = 0) -> AckRange:
+    """Return the acknowledgement of records that no handler began: they are released, and it costs no attempt."""
+    return AckRange(first, last, RELEASE, delay_ms, True, False, attempt, "unrun")
+
+
+def _accept(first: int, last: int, attempt: int) -> AckRange:
+    return AckRange(first, last, ACCEPT, 0, False, False, attempt, "accepted")
 
 
 def _last_said(acks: list[AckRange]) -> tuple[list[AckRange], list[AckRange]]:
@@ -230,4 +201,6 @@ def halves_of(acks: list[AckRange]) -> list[list[AckRange]]:
     if len(acks) > 1:
         middle = len(acks) // 2
         return [acks[:middle], acks[middle:]]
-    return [[half] for half in acks[0].halves()]
+    [ack] = acks
+    middle = (ack.first + ack.last) // 2
+    return [[ack._replace(last=middle)], [ack._replace(first=middle + 1)]]

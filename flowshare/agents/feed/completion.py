@@ -37,6 +37,7 @@ from flowshare.agents.handler.send import ProducerRecord, SendGroup
 from flowshare.agents.handler.texts import REASON_MAX, clip, named, of_user, place_of, said
 from flowshare.client.errors import BufferFull
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
+from flowshare.share.types import AckRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -452,7 +453,7 @@ class Completion:
         if counter == "accepted":
             self._acks.accept(key, [offset], attempt)
         else:
-            self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun, attempt=attempt)
+            self._acks.acknowledge(key, AckRange(offset, offset, types, delay_ms, unrun, False, attempt, counter))
 
     def _produce_again(self, chunk: Chunk, record: DecodedRecord, one: ProducerRecord, done: Done) -> None:
         """Produce the copy of a record that waits for its retry."""

@@ -25,13 +25,13 @@ from flowshare.agents.handler.chunk import Chunk
 
 if TYPE_CHECKING:
     from flowshare.agents.feed.ack_sender import AckSender
-    from flowshare.agents.feed.acknowledgements import AckRange
     from flowshare.agents.feed.locks import HeldRecords
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.telemetry.settling import SettleSpans
     from flowshare.client.session.ranges import AckResult
     from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
+    from flowshare.share.types import AckRange
 
 logger = logging.getLogger("flowshare.agents")
 

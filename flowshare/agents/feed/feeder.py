@@ -46,11 +46,12 @@ from flowshare.share.types import AcquiredRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.feed.acknowledgements import AckRange, Observer
+    from flowshare.agents.feed.acknowledgements import Observer
     from flowshare.agents.feed.members import Member
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.run.pool import Environment, FinishedWork, Pool
     from flowshare.client.session.member import AckResult, Fetched
+    from flowshare.share.types import AckRange
 
 logger = logging.getLogger("flowshare.agents")
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from flowshare.agents.feed.ack_sender import AckSender
-from flowshare.agents.feed.acknowledgements import RELEASE, Key
+from flowshare.agents.feed.acknowledgements import Key, unrun_range
 from flowshare.agents.feed.members import Member
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.handler.agent import ShareAgent
@@ -160,7 +160,7 @@ class HeldRecords:
         if self._holds(chunk.tp, chunk.generation):
             key = (chunk.tp, chunk.generation)
             for first, last, attempt in chunk.counted_runs([offset for offset in offsets if offset not in chunk.lost]):
-                self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True, attempt=attempt)
+                self._acks.acknowledge(key, unrun_range(first, last, attempt))
 
     def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
         """Return ranges that no handler has begun, for the closing of the session, which releases them."""

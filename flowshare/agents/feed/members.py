@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import AckBatch, SettleOutput
+    from flowshare.protocol.messages import SettleOutput
+    from flowshare.share.types import AckRange
 
 Unrun = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
@@ -88,7 +89,7 @@ class Member(Protocol):
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Late | None = None,
@@ -98,7 +99,7 @@ class Member(Protocol):
 
     def begin_acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Told,
         *,
         generation: int | None = None,
@@ -121,7 +122,7 @@ class SettlingMember(Protocol):
     def begin_settle(
         self,
         tp: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         outputs: Sequence[SettleOutput],
         told: Told,
         *,
@@ -258,7 +259,7 @@ class MemberPair:
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Late | None = None,
@@ -268,7 +269,7 @@ class MemberPair:
 
     def begin_acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Told,
         *,
         generation: int | None = None,

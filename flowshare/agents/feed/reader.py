@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.acknowledgements import GAP, RELEASE
+from flowshare.agents.feed.acknowledgements import GAP, RELEASE, unrun_range
 from flowshare.agents.handler.chunk import COUNT_MAX, Chunk, Postponed, Unread
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.garbage import collector_paused
@@ -23,6 +23,7 @@ from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
 from flowshare.protocol.each_record import UNREADABLE_MAX, Unreadable
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords, lazy_records
+from flowshare.share.types import AckRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,14 +109,14 @@ class Reader:
         if decoded is None:
             return []
         for first, last, _ in decoded.later:
-            self._acks.acknowledge((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True)
+            self._acks.acknowledge((part.tp, part.generation), unrun_range(first, last))
         return self._chunks(part, decoded, now)
 
     def _no_order(self, part: Fetched, now: float) -> None:
         """Release all records, as the group has lost its order (its settings are gone with its path or state topic)."""
         for first, last, _ in part.acquired:
-            ack = self._acks.acknowledge
-            ack((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True, delay_ms=NO_ORDER_DELAY_MS)
+            ack = unrun_range(first, last, delay_ms=NO_ORDER_DELAY_MS)
+            self._acks.acknowledge((part.tp, part.generation), ack)
         if now >= self._tell_no_order_s:
             self._tell_no_order_s = now + TELL_AGAIN_S
             logger.error(
@@ -212,13 +213,14 @@ class Reader:
             why = str(error) or "out of memory"
             logger.error(said, self._agent.name, part.topic, part.partition, why)  # noqa: TRY400 - no trace is of use
             for first, last, _ in part.acquired:
-                self._acks.acknowledge(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
+                ack = AckRange(first, last, RELEASE, UNREADABLE_DELAY_MS, counter="released")
+                self._acks.acknowledge(key, ack)
             return None
         self.batch_records = decoded.batch_records
         for first, last in decoded.gaps:
-            self._acks.acknowledge(key, first, last, GAP, "gaps")
+            self._acks.acknowledge(key, AckRange(first, last, GAP, counter="gaps"))
         for first, last in decoded.missing:
-            self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True)
+            self._acks.acknowledge(key, unrun_range(first, last))
         return decoded
 
     def _following(self, chunk: Chunk, following: Mapping[int, int]) -> None:
@@ -279,6 +281,6 @@ class Reader:
                     left -= told - first + 1
                     runs.append(([*Unreadable(first, told, damage[2]).records], acquired.delivery_count))
                 if max(first, told + 1) <= last:
-                    key, ack = (part.tp, part.generation), self._acks.acknowledge
-                    ack(key, max(first, told + 1), last, RELEASE, "unrun", unrun=True, delay_ms=UNREADABLE_DELAY_MS)
+                    rest = unrun_range(max(first, told + 1), last, delay_ms=UNREADABLE_DELAY_MS)
+                    self._acks.acknowledge((part.tp, part.generation), rest)
         return runs

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.agents.feed.acknowledgements import AckRange, Key
+from flowshare.agents.feed.acknowledgements import Key
 from flowshare.agents.handler.chunk import runs
+from flowshare.share.types import AckRange
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.chunk import Chunk
@@ -27,6 +28,10 @@ class Ending(NamedTuple):
     done: Callable[[], object] | None = None
     reason: str = ""
     unrun: bool = False
+
+    def ack(self, first: int, last: int, attempt: int = 0) -> AckRange:
+        """Return the acknowledgement of a range of records that end so."""
+        return AckRange(first, last, self.types, 0, self.unrun, False, attempt, self.counter)
 
 
 class Trouble:
@@ -100,30 +105,20 @@ def acks_of(units: Sequence[Unit], offsets: list[int]) -> list[AckRange]:
 
     offsets: the offsets of the units, sorted.
     """
-    if all(unit.ending is units[0].ending for unit in units) and units[0].records[0][0].fence is None:
-        ending = units[0].ending
-        return [AckRange(first, last, ending.types, 0, ending.unrun, ending.counter) for first, last in runs(offsets)]
-    said: list[tuple[int, bytes, bool, str, int]] = []
+    ending = units[0].ending
+    if all(unit.ending is ending for unit in units) and units[0].records[0][0].fence is None:
+        return [ending.ack(first, last) for first, last in runs(offsets)]
+    said: dict[tuple[bytes, bool, int, str], list[int]] = {}
     for unit in units:
-        ending = unit.ending
+        types, counter, unrun = unit.ending.types, unit.ending.counter, unit.ending.unrun
         for chunk, record in unit.records:
-            attempt = 0 if chunk.fence is None else attempt_of(chunk, record.offset)
-            said.append((record.offset, ending.types, ending.unrun, ending.counter, attempt))
-    said.sort()
-    acks: list[AckRange] = []
-    last: tuple[bytes, bool, str, int] | None = None
-    first = before = -1
-    for offset, *what in said:
-        same = tuple(what)
-        if same == last and offset == before + 1:
-            before = offset
-            continue
-        if last is not None:
-            acks.append(AckRange(first, before, last[0], 0, last[1], last[2], last[3]))
-        last, first, before = same, offset, offset  # type: ignore[assignment]
-    if last is not None:
-        acks.append(AckRange(first, before, last[0], 0, last[1], last[2], last[3]))
-    return acks
+            says = types, unrun, attempt_of(chunk, record.offset), counter
+            said.setdefault(says, []).append(record.offset)
+    return sorted(
+        AckRange(first, last, types, 0, unrun, False, attempt, counter)
+        for (types, unrun, attempt, counter), some in said.items()
+        for first, last in runs(sorted(some))
+    )
 
 
 def attempt_of(chunk: Chunk, offset: int) -> int:

@@ -32,13 +32,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.acknowledgements import ACCEPT, LOST, NOT_DONE, AckRange, Key
+from flowshare.agents.feed.acknowledgements import ACCEPT, LOST, NOT_DONE, Key
 from flowshare.agents.feed.settle_units import Unit, acks_of, attempt_of
 from flowshare.backoff import USUAL
 from flowshare.client.errors import ClientError, DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.producer.message import Message
 from flowshare.client.producer.outputs import BATCH_BYTES, OutputBatches, OutputFor
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AckRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class Settler:
             if self._spans is not None:
                 told = self._with_span(self._spans, key, units, acks, told)
             outputs = [one.output for one in built]
-            self._member.begin_settle(key[0], [ack.batch() for ack in acks], outputs, told, generation=key[1])
+            self._member.begin_settle(key[0], acks, outputs, told, generation=key[1])
         except Exception as error:
             logger.exception("agent=%s: a settle could not be sent", self._agent)
             self._over(waiting, units)
@@ -454,7 +455,7 @@ class Settler:
             self._on_decided(chunk, [record], ending.reason)
             if result is not None and not known:
                 attempt = attempt_of(chunk, record.offset)
-                ack = AckRange(record.offset, record.offset, ending.types, 0, ending.unrun, ending.counter, attempt)
+                ack = ending.ack(record.offset, record.offset, attempt)
                 self._acks.count([ack], result._replace(refused=(), outputs=()))
         if kept:
             ending.given_back(kept)

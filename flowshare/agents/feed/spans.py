@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.acknowledgements import ACCEPT, RELEASE, AckRange, AckRanges
+from flowshare.agents.feed.acknowledgements import ACCEPT, RELEASE, AckRanges
 from flowshare.agents.telemetry import conventions as names
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AckRange
 
 if TYPE_CHECKING:
     from flowshare.agents.feed.settle_units import Unit

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
     from flowshare.protocol.messages import TopicPartition
+    from flowshare.share.types import AckRange
 
 BATCH_BYTES: Final = 900_000
 UNDER_WAY_MAX: Final = 2
@@ -100,23 +101,12 @@ class MarkerSender:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def acknowledge(
-        self,
-        key: Key,
-        first: int,
-        last: int,
-        types: bytes,
-        counter: str,
-        *,
-        delay_ms: int = 0,
-        unrun: bool = False,
-        attempt: int = 0,
-    ) -> None:
+    def acknowledge(self, key: Key, ack: AckRange) -> None:
         """Note records that are not handled: no marker is sent, and the tracker sends them again when their time is
         over."""
-        setattr(self._stats, counter, getattr(self._stats, counter) + last - first + 1)
+        setattr(self._stats, ack.counter, getattr(self._stats, ack.counter) + ack.size)
         if self._on_settled is not None:
-            self._on_settled(key[0], range(first, last + 1), counter)
+            self._on_settled(key[0], range(ack.first, ack.last + 1), ack.counter)
 
     async def flush(self) -> None:
         """Wait until all end markers are confirmed, or given up."""

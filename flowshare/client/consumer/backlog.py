@@ -15,9 +15,8 @@ from flowshare.client.errors import CorruptRecords, RecordError
 from flowshare.client.session.ranges import TopicIdPartition
 from flowshare.protocol.batches import DecodedRecord, DecodeError, decode
 from flowshare.protocol.compact import grouped
-from flowshare.protocol.messages import AckBatch
 from flowshare.share.ranges import merged
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +40,7 @@ class Unpacked(Generic[K, V]):
         self.source = source
         self.generation = generation
         self.items: list[Item[K, V]] = []
-        self.acks: tuple[AckBatch, ...] = ()
+        self.acks: tuple[AckRange, ...] = ()
         self.size = 0
         """The bytes of keys and values."""
 
@@ -172,8 +171,8 @@ def _item(
         return problem
 
 
-def _acks(runs: Iterable[tuple[int, int]], type_: AcknowledgeType) -> list[AckBatch]:
-    return [AckBatch(first, last, bytes((type_,))) for first, last in runs]
+def _acks(runs: Iterable[tuple[int, int]], type_: AcknowledgeType) -> list[AckRange]:
+    return [AckRange(first, last, bytes((type_,))) for first, last in runs]
 
 
 def _offset(item: Item[K, V]) -> int:

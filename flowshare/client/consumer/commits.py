@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import AckBatch, TopicPartition
+    from flowshare.protocol.messages import TopicPartition
+    from flowshare.share.types import AckRange
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -133,7 +134,7 @@ class Commits(Generic[K, V]):
                 outcomes[source] = outcomes.get(source) or problem
         return outcomes
 
-    def send_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckBatch]) -> None:
+    def send_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckRange]) -> None:
         """Send the consumer's own acknowledgements (gaps, damaged batches); their outcomes are only logged."""
         self._start(self._commit_own(source, generation, acks), self._sending)
 
@@ -192,7 +193,7 @@ class Commits(Generic[K, V]):
         if self._callback is not None:
             self._completed.append((held.source, frozenset(types), error))
 
-    async def _commit_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckBatch]) -> Outcomes:
+    async def _commit_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckRange]) -> Outcomes:
         results = await self._ask({source.tp: tuple(acks)}, generation)
         error = _error(results[source.tp])
         if error is not None:
@@ -200,7 +201,7 @@ class Commits(Generic[K, V]):
         return {source: error}
 
     async def _ask(
-        self, acks: Mapping[TopicPartition, tuple[AckBatch, ...]], generation: int
+        self, acks: Mapping[TopicPartition, tuple[AckRange, ...]], generation: int
     ) -> dict[TopicPartition, AckResult]:
         """Send acknowledgements, and again those with an error in `ASK_AGAIN`, until all have another result or the
         time is over."""

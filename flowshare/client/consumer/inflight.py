@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from flowshare.client.errors import IllegalState
-from flowshare.protocol.messages import AckBatch
 from flowshare.share.ranges import merged
-from flowshare.share.types import AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -136,14 +135,14 @@ class Held(Generic[K, V]):
         return not (self.held or self.renewing or self.renewed)
 
 
-def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckBatch, ...]:
+def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckRange, ...]:
     """Join contiguous offsets into batches: one type for a whole batch if all agree, else one an offset."""
     if types:  # the usual case: everything there was, all of it accepted
         low, high, kinds = min(types), max(types), set(types.values())
         if high - low + 1 == len(types) and len(kinds) == 1:
-            return (AckBatch(low, high, bytes(kinds)),)
-    batches: list[AckBatch] = []
+            return (AckRange(low, high, bytes(kinds)),)
+    batches: list[AckRange] = []
     for first, last in merged((offset, offset) for offset in types):
         said = bytes(map(types.__getitem__, range(first, last + 1)))
-        batches.append(AckBatch(first, last, said[:1] if len(set(said)) == 1 else said))
+        batches.append(AckRange(first, last, said[:1] if len(set(said)) == 1 else said))
     return tuple(batches)

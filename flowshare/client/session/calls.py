@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowshare.protocol.messages import AckBatch, RefusedOutput, SettleOutput, TopicPartition
+    from flowshare.protocol.messages import RefusedOutput, SettleOutput, TopicPartition
+    from flowshare.share.types import AckRange
 
 RENEW: Final = int(AcknowledgeType.RENEW)
 ONLY_RENEW: Final = frozenset({RENEW})
@@ -49,7 +50,7 @@ class Ack:
 
     call: Call
     tp: TopicPartition
-    batches: Sequence[AckBatch]
+    batches: tuple[AckRange, ...]
     generation: int | None
     since: int
     tries: int = 0
@@ -65,7 +66,7 @@ class Ack:
         return self.call.renewal and all(ONLY_RENEW.issuperset(batch.types) for batch in self.batches)
 
 
-def is_renewal(acks: Mapping[TopicPartition, Sequence[AckBatch]]) -> bool:
+def is_renewal(acks: Mapping[TopicPartition, Sequence[AckRange]]) -> bool:
     """Tell if some of the acknowledgements are RENEW: then the whole request counts as a renewal."""
     return any(RENEW in batch.types for batches in acks.values() for batch in batches)
 
@@ -79,7 +80,7 @@ class Calls:
         self.untold = 0
         """The number of acknowledgements without an outcome."""
 
-    def begin(self, acks: Mapping[TopicPartition, Sequence[AckBatch]], asker: object, *, tells_late: bool) -> Call:
+    def begin(self, acks: Mapping[TopicPartition, Sequence[AckRange]], asker: object, *, tells_late: bool) -> Call:
         """Begin a call; a call without acknowledgements is answered at once."""
         self.untold += len(acks)
         if not acks:
@@ -130,4 +131,4 @@ class Calls:
         self._say(Answered(call.asker, results))
 
     def result(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float = 0.0) -> AckResult:
-        return AckResult(self._name_of(ack.tp.topic_id), *ack.tp, tuple(ack.batches), code, message, deadline_s)
+        return AckResult(self._name_of(ack.tp.topic_id), *ack.tp, ack.batches, code, message, deadline_s)

@@ -86,7 +86,8 @@ from flowshare.client.session.commands import (
 from flowshare.client.session.custody import LOOK_IN_FLEET_S_MAX, Custody, LeaderSearch
 from flowshare.client.session.share_session import LEFT, NEVER, REFUSED, RESUME_S, Node, Plan, Sent
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, ShareResumeRequest, ShareResumeResponse, TopicPartition
+from flowshare.protocol.messages import ShareResumeRequest, ShareResumeResponse, TopicPartition
+from flowshare.share.types import AckRange
 
 if TYPE_CHECKING:
     import uuid
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     from flowshare.client.settings import LinkSettings
     from flowshare.protocol.messages import SettleOutput, ShareSettleResponse
 
-    Acks = Mapping[TopicPartition, Sequence[AckBatch]]
+    Acks = Mapping[TopicPartition, Sequence[AckRange]]
     Ranges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
 LOCAL: Final = -2
@@ -395,7 +396,7 @@ class SessionCore:
         call = self.calls.begin(acks, asker, tells_late=tells_late)
         nodes: dict[int, Node] = {}
         for tp, batches in acks.items():
-            ack = Ack(call, tp, batches, generation, self.custody.taken)
+            ack = Ack(call, tp, tuple(batches), generation, self.custody.taken)
             node = self._where_to(ack, now_s)
             if node is not None:
                 node.pile.append(ack)
@@ -406,7 +407,7 @@ class SessionCore:
     def settle(
         self,
         tp: TopicPartition,
-        batches: Sequence[AckBatch],
+        batches: Sequence[AckRange],
         outputs: tuple[SettleOutput, ...],
         generation: int | None,
         now_s: float,
@@ -419,7 +420,7 @@ class SessionCore:
         batches: ascending, ACCEPT and REJECT only. Other arguments: as of `acknowledge`.
         """
         call = self.calls.begin({tp: batches}, asker, tells_late=tells_late)
-        ack = Ack(call, tp, batches, generation, self.custody.taken, outputs=outputs)
+        ack = Ack(call, tp, tuple(batches), generation, self.custody.taken, outputs=outputs)
         if self._routed and not self.keeps and not self._closed:
             self.calls.told(ack, ErrorCode.UNSUPPORTED_VERSION, CANNOT_SETTLE)
             return

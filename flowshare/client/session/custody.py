@@ -40,6 +40,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from flowshare.backoff import Backoff
@@ -53,8 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from flowshare.protocol.messages import AckBatch
-    from flowshare.share.types import AcquiredRange
+    from flowshare.share.types import AckRange, AcquiredRange
 
     HeldBy = Mapping[TopicPartition, tuple[tuple[int, int], ...]]
 
@@ -266,7 +266,7 @@ class Custody:
         """Return the partitions that wait for this node's answer."""
         return [tp for tp, drift in self.adrift.items() if drift.bound == node_id]
 
-    def unwritten(self, tp: TopicPartition, batches: Iterable[AckBatch], since: int) -> bool:
+    def unwritten(self, tp: TopicPartition, batches: Iterable[AckRange], since: int) -> bool:
         """Tell if an acknowledgement that an earlier home did not answer is known not to have been written.
 
         Of one partition's acknowledgement, either all or nothing is written. If a record that it would have ended was
@@ -436,7 +436,7 @@ class Custody:
     def ended(
         self,
         tp: TopicPartition,
-        batches: Iterable[AckBatch],
+        batches: Iterable[AckRange],
         since: int,
         *,
         renewed: bool,
@@ -465,7 +465,7 @@ class Custody:
                         self._ended(tp, offset, offset, again)
 
     def not_held(
-        self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, ranges: Sequence[tuple[int, int]]
+        self, tp: TopicPartition, batches: Iterable[AckRange], since: int, ranges: Sequence[tuple[int, int]]
     ) -> None:
         """Take in that the leader did nothing about these batches, because their records in `ranges` (ascending,
         disjoint) are not the member's. All other records stay held. since: as of `ended`."""
@@ -477,7 +477,7 @@ class Custody:
                     self._ended(tp, first, last, later)
 
     def _later(
-        self, tp: TopicPartition, batch: AckBatch, since: int, again: Sequence[tuple[int, int]]
+        self, tp: TopicPartition, batch: AckRange, since: int, again: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Return the ranges of a refused batch that stay held: acquired since, or for a later attempt."""
         return merged((*again, *self._of_later_attempts(tp, batch, since)))
@@ -492,7 +492,7 @@ class Custody:
                 found.append((first, last))
         return merged(found)
 
-    def _of_later_attempts(self, tp: TopicPartition, batch: AckBatch, since: int) -> Iterator[tuple[int, int]]:
+    def _of_later_attempts(self, tp: TopicPartition, batch: AckRange, since: int) -> Iterator[tuple[int, int]]:
         """Yield ranges acquired before `since` for a later attempt than the batch's."""
         for taken, at, first, last, count in self._again:
             if taken < since and at == tp and count > batch.attempt and first <= batch.last and batch.first <= last:
@@ -500,7 +500,7 @@ class Custody:
 
     def _ended(self, tp: TopicPartition, first: int, last: int, again: Sequence[tuple[int, int]]) -> None:
         """End `first`..`last`, but keep those that are held and in `again` (ascending and disjoint)."""
-        at = bisect_right(again, first, key=_last_of) if again else 0
+        at = bisect_right(again, first, key=itemgetter(1)) if again else 0
         if at and again[at - 1][1] >= first:
             at -= 1
         kept: list[tuple[int, int]] = []
@@ -545,11 +545,7 @@ class Custody:
             self._lost_before = {tp: number for tp, number in self._lost_before.items() if number > oldest}
 
 
-def _last_of(ends: tuple[int, int]) -> int:
-    return ends[1]
-
-
-def _meet(batches: Iterable[AckBatch], ranges: Sequence[tuple[int, int]]) -> bool:
+def _meet(batches: Iterable[AckRange], ranges: Sequence[tuple[int, int]]) -> bool:
     return any(first <= batch.last and batch.first <= last for batch in batches for first, last in ranges)
 
 

@@ -23,10 +23,10 @@ from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.session.share_session import RELEASE, Plan
 from flowshare.client.session.shell import SessionShell, answered
 from flowshare.client.settings import MIB, MemberSettings
-from flowshare.protocol.messages import AckBatch, SettleOutput, TopicPartition
+from flowshare.protocol.messages import SettleOutput, TopicPartition
 from flowshare.protocol.settle_codec import problem
 from flowshare.share.ranges import merged
-from flowshare.share.types import AcquireMode
+from flowshare.share.types import AckRange, AcquireMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -292,7 +292,7 @@ class ShareMember:
 
     async def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         generation: int | None = None,
         on_late: Late | None = None,
@@ -313,7 +313,7 @@ class ShareMember:
 
     def begin_acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Told,
         *,
         generation: int | None = None,
@@ -330,7 +330,7 @@ class ShareMember:
     def begin_settle(
         self,
         tp: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         outputs: Sequence[SettleOutput],
         told: Told,
         *,
@@ -406,7 +406,7 @@ class ShareMember:
             if self._shell.core.custody.holds(fetched.tp, fetched.generation):
                 back.setdefault(fetched.tp, []).extend((run.first, run.last) for run in fetched.acquired)
         # The server refuses all of a partition when one range is out of order, and ranges of several chunks are.
-        acks = {tp: [AckBatch(*run, RELEASE, unrun=True) for run in merged(runs)] for tp, runs in back.items()}
+        acks = {tp: [AckRange(*run, RELEASE, unrun=True) for run in merged(runs)] for tp, runs in back.items()}
         self._shell.acknowledge(acks, lambda _: None, None)
         await self._shell.all_told()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from flowshare.protocol.errors import ErrorCode
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from flowshare.protocol.decoding import RawDecoded
-    from flowshare.protocol.messages import AckBatch, RefusedOutput
-    from flowshare.share.types import AcquiredRange
+    from flowshare.protocol.messages import RefusedOutput
+    from flowshare.share.types import AckRange, AcquiredRange
 
 
 class Fetched(NamedTuple):
@@ -73,7 +74,7 @@ class AckResult(NamedTuple):
     topic: str
     topic_id: uuid.UUID
     partition: int
-    acks: tuple[AckBatch, ...]
+    acks: tuple[AckRange, ...]
     error: ErrorCode
     message: str | None
     lock_deadline: float
@@ -94,7 +95,7 @@ def cut(first: int, last: int, refused: Sequence[tuple[int, int]]) -> Iterator[t
     [(2, 2, True), (3, 4, False), (5, 6, True), (7, 9, False)]
     """
     at = first
-    for low, high in refused[bisect_left(refused, first, key=_last_of) :]:
+    for low, high in refused[bisect_left(refused, first, key=itemgetter(1)) :]:
         if low > last:
             break
         if low > at:
@@ -103,10 +104,6 @@ def cut(first: int, last: int, refused: Sequence[tuple[int, int]]) -> Iterator[t
         at = high + 1
     if at <= last:
         yield at, last, False
-
-
-def _last_of(ends: tuple[int, int]) -> int:
-    return ends[1]
 
 
 def number_of(fetched: Iterable[Fetched]) -> int:

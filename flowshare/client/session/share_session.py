@@ -19,7 +19,6 @@ from flowshare.client.session.ranges import Fetched, number_of
 from flowshare.protocol.compact import I64_MAX
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     AcknowledgedPartition,
     FetchedPartition,
     ShareAcknowledgeRequest,
@@ -31,7 +30,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.share.session import EPOCH_CLOSE, EPOCH_OPEN, next_epoch
-from flowshare.share.types import AcknowledgeType, AcquireMode
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -424,7 +423,7 @@ class Node:
             member_id=self.owner.member_id,
             topic_id=ack.tp.topic_id,
             partition=ack.tp.partition,
-            acks=tuple(ack.batches),
+            acks=ack.batches,
             outputs=ack.outputs or (),
         )
         self.send("settle", request, now_s, acks=(ack,))
@@ -442,12 +441,12 @@ class Node:
             self._open(now_s)  # it came home only now
             if self.serial:
                 return
-        batches = {tp: [AckBatch(first, last, RELEASE, 0, True) for first, last in sorted(unrun[tp])] for tp in unrun}
+        back = [(tp, tuple(AckRange(*run, RELEASE, unrun=True) for run in sorted(unrun[tp]))) for tp in unrun]
         request = ShareAcknowledgeRequest(
             group_id=self.owner.group_id,
             member_id=self.owner.member_id,
             session_epoch=EPOCH_CLOSE,
-            partitions=tuple(SharePartitionRequest(*tp, tuple(batches[tp])) for tp in batches),
+            partitions=tuple(SharePartitionRequest(*tp, acks) for tp, acks in back),
         )
         self.send("close", request, now_s)
         self.session.reset()
@@ -632,9 +631,9 @@ def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -
         return acknowledging(riding)
     batches = {ack.tp: ack.batches for ack in riding}
     named = dict.fromkeys((*added, *batches))
-    return tuple(SharePartitionRequest(*tp, tuple(batches.get(tp, ()))) for tp in named)
+    return tuple(SharePartitionRequest(*tp, batches.get(tp, ())) for tp in named)
 
 
 def acknowledging(acks: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
     """Build a request's partition list from acknowledgements; each partition is named once."""
-    return tuple([SharePartitionRequest(*ack.tp, tuple(ack.batches)) for ack in acks])
+    return tuple([SharePartitionRequest(*ack.tp, ack.batches) for ack in acks])

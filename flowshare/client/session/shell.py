@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import AckBatch, Connection, SettleOutput, TopicPartition
+    from flowshare.protocol.messages import Connection, SettleOutput, TopicPartition
     from flowshare.protocol.messages.base import FinishedRequest
+    from flowshare.share.types import AckRange
 
     Told = Callable[[list[AckResult]], object]
     """Gets the outcomes of a call."""
@@ -208,7 +209,7 @@ class SessionShell:
 
     def acknowledge(
         self,
-        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        acks: Mapping[TopicPartition, Sequence[AckRange]],
         told: Told,
         generation: int | None,
         on_late: Late | None = None,
@@ -226,7 +227,7 @@ class SessionShell:
     def settle(
         self,
         tp: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         outputs: tuple[SettleOutput, ...],
         told: Told,
         generation: int | None,

@@ -24,7 +24,7 @@ from flowshare.protocol.declaration import (
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import NOT_ASKED, Request, Response, TopicPartition
-from flowshare.share.types import AcknowledgeType, AcquiredRange
+from flowshare.share.types import AcknowledgeType, AckRange, AcquiredRange
 
 NO_LEADER: Final = (-1, -1)
 """The current leader of a partition when it is not reported."""
@@ -77,28 +77,12 @@ class ShareBreakerResponse(Response):
     open_ms: int = 0
 
 
-class AckBatch(NamedTuple):
-    """One AcknowledgementBatch. delay_ms (on RELEASE), unrun (also on REJECT) and attempt are flowshare's own.
-
-    joined: read from a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`; never sent.
-    attempt: the delivery count under which all of it was acquired; 0: not named.
-    """
-
-    first: int
-    last: int
-    types: bytes
-    delay_ms: int = 0
-    unrun: bool = False
-    joined: bool = False
-    attempt: int = 0
-
-
 class SharePartitionRequest(NamedTuple):
     """A partition that is added to the session, acknowledged, or both."""
 
     topic_id: uuid.UUID
     partition: int
-    acks: tuple[AckBatch, ...] = ()
+    acks: tuple[AckRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +195,7 @@ class ShareSettleRequest(Request["ShareSettleResponse"]):
     member_id: str
     topic_id: uuid.UUID
     partition: int
-    acks: tuple[AckBatch, ...]
+    acks: tuple[AckRange, ...]
     outputs: tuple[SettleOutput, ...]
 
 

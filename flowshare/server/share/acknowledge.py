@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AckBatch,
     AcknowledgedPartition,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -23,13 +22,12 @@ from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.duties import NOT_KNOWN
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from flowshare.clock import Clock
     from flowshare.log.base import Topic
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
@@ -65,17 +63,16 @@ OK: Final = Result()
 class Acknowledger:
     """Decides acknowledgements of any request that carries them."""
 
-    def __init__(self, partitions: Partitions, topics: TopicIndex, clock: Clock, stats: Stats) -> None:
+    def __init__(self, partitions: Partitions, topics: TopicIndex, stats: Stats) -> None:
         self._partitions = partitions
         self._topics = topics
-        self._clock = clock
         self._stats = stats
 
     def decide(
         self,
         group_id: str,
         member_id: str,
-        requested: Mapping[TopicPartition, Sequence[AckBatch]],
+        requested: Mapping[TopicPartition, Sequence[AckRange]],
         *,
         version: int,
         renew_allowed: bool,
@@ -97,7 +94,7 @@ class Acknowledger:
         group_id: str,
         member_id: str,
         at: TopicPartition,
-        acks: Sequence[AckBatch],
+        acks: Sequence[AckRange],
         version: int,
         renew_allowed: bool,
     ) -> Pending:
@@ -110,8 +107,7 @@ class Acknowledger:
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
-        now_ms = self._clock.steady_ms()
-        durable, refused = owner.acknowledge(member_id, [batch_of(ack, now_ms) for ack in acks])
+        durable, refused = owner.acknowledge(member_id, acks)
         if refused is None:
             return Pending(OK, durable)
         self._stats.acks_refused += 1
@@ -125,7 +121,7 @@ def check_readable(topic: Topic | None, may_read: MayRead) -> None:
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic.topic_id} is not allowed")
 
 
-def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:
+def check_batches(acks: Sequence[AckRange], *, version: int, renew_allowed: bool) -> None:
     """Check one partition's batches as far as that needs no state (SG-7.1). Raises: InvalidRequest."""
     last_type = TYPE_LAST.get(version, RENEW)
     previous_last = -1
@@ -159,10 +155,10 @@ async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartiti
     return results
 
 
-def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckBatch]]:
+def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckRange]]:
     """Return a request's partitions with their batches; entries that name the same one are put together (SG-11.7)."""
-    found: dict[TopicPartition, Sequence[AckBatch]] = {}
-    joined: dict[TopicPartition, list[AckBatch]] = {}
+    found: dict[TopicPartition, Sequence[AckRange]] = {}
+    joined: dict[TopicPartition, list[AckRange]] = {}
     for topic_id, partition, acks in partitions:
         at = TopicPartition(topic_id, partition)
         earlier = found.get(at)
@@ -235,10 +231,3 @@ class ShareAcknowledging(Family):
             current_leader=leader.current,
             refused=refused,
         )
-
-
-def batch_of(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
-    """Convert an acknowledgement to the core's form."""
-    first, last, types, delay_ms, unrun, joined, attempt = ack
-    not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
-    return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined, attempt)

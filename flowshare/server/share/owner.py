@@ -25,7 +25,7 @@ from flowshare.server.share.returning_members import THREE_BEATS_MS
 from flowshare.server.share.waiters import NOTHING, READ_TRIES, Taken, Waiters
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
+from flowshare.share.types import AcknowledgeType, AckRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +207,7 @@ class PartitionOwner:
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
-    def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> Acknowledged:
+    def acknowledge(self, member_id: str, batches: Sequence[AckRange]) -> Acknowledged:
         """Decide acknowledgements.
 
         Raises: InvalidRequest, InvalidRecordState; UnknownTopicOrPartition, NotLed when no longer served here;
@@ -224,7 +224,7 @@ class PartitionOwner:
         return Acknowledged(self._decided(decision, batches), decision.refused)
 
     def settle(
-        self, member_id: str, batches: Sequence[AcknowledgeBatch], outputs: Sequence[CheckedOutput]
+        self, member_id: str, batches: Sequence[AckRange], outputs: Sequence[CheckedOutput]
     ) -> asyncio.Future[None]:
         """Decide accepts and rejects that are durable with their outputs, in one step, or not at all.
 
@@ -238,7 +238,7 @@ class PartitionOwner:
         return self._decided(decision, batches, outputs)
 
     def _decided(
-        self, decision: Decision, batches: Sequence[AcknowledgeBatch], outputs: Sequence[CheckedOutput] = ()
+        self, decision: Decision, batches: Sequence[AckRange], outputs: Sequence[CheckedOutput] = ()
     ) -> asyncio.Future[None]:
         """Queue a decision for writing, together with its changes of parked keys."""
         if self.parked is not None:
@@ -354,7 +354,7 @@ class PartitionOwner:
         The returned future is done when that is durable; None: nothing is to be written.
         """
         release = bytes([AcknowledgeType.RELEASE])
-        batches = [AcknowledgeBatch(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
+        batches = [AckRange(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
         if batches and not self.closed:
             with contextlib.suppress(CoreError, LogError):  # the lock has lapsed, or the session has released them
                 return self.acknowledge(member_id, batches).durable
@@ -365,7 +365,7 @@ class PartitionOwner:
         written."""
         unrun = bytes([AcknowledgeType.RELEASE])
         for taken in ranges:
-            batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True, attempt=taken.delivery_count)
+            batch = AckRange(taken.first, taken.last, unrun, unrun=True, attempt=taken.delivery_count)
             try:
                 decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.steady_ms())
             except CoreError:

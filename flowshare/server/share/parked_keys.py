@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.parking import Change
     from flowshare.share.partition import Decision, SharePartition
-    from flowshare.share.types import AcknowledgeBatch, AcquiredRange
+    from flowshare.share.types import AckRange, AcquiredRange
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class ParkedKeys:
         """Forget records handed out from an offset on: the log was cut there, or no key is to be parked."""
         self._held = {at: one for at, one in self._held.items() if at < end}
 
-    def came_back_unrun(self, batches: Sequence[AcknowledgeBatch], decision: Decision) -> None:
+    def came_back_unrun(self, batches: Sequence[AckRange], decision: Decision) -> None:
         """Note rejected records that no handler ran, as the rejecting member says: another leader may have handed them
         out."""
         unrun = merged((batch.first, batch.last) for batch in batches if batch.unrun and _REJECT in batch.types)

@@ -244,7 +244,7 @@ class ShareService:
 
     def families(self) -> Collection[Family]:
         """Return the handlers of the requests that members send all the time."""
-        acknowledger = Acknowledger(self.partitions, self.topics, self.clock, self.stats)
+        acknowledger = Acknowledger(self.partitions, self.topics, self.stats)
         return (
             ShareFetching(
                 partitions=self.partitions,
@@ -260,7 +260,6 @@ class ShareService:
                 storage=self._storage,
                 partitions=self.partitions,
                 topics=self.topics,
-                clock=self.clock,
                 stats=self.stats,
                 duties=self.duties,
                 settled_late=self.sessions.drop_unread,

@@ -24,20 +24,19 @@ from flowshare.protocol.messages import RefusedOutput, ShareSettleRequest, Share
 from flowshare.server.runtime.connection import IN_PROCESS, Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, failure
 from flowshare.server.runtime.state import ShareKey
-from flowshare.server.share.acknowledge import batch_of, check_batches, check_readable
+from flowshare.server.share.acknowledge import check_batches, check_readable
 from flowshare.server.share.duties import NOT_KNOWN
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flowshare.clock import Clock
     from flowshare.log.base import CheckedOutput, Storage
-    from flowshare.protocol.messages import AckBatch
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.stats import Stats
+    from flowshare.share.types import AckRange
 
 OUTPUTS_MAX: Final = 5_000
 """Most outputs of one settle."""
@@ -56,7 +55,6 @@ class ShareSettling(Family):
         storage: Storage,
         partitions: Partitions,
         topics: TopicIndex,
-        clock: Clock,
         stats: Stats,
         duties: Duties,
         settled_late: Callable[[str], object],
@@ -68,7 +66,6 @@ class ShareSettling(Family):
         self._storage = storage
         self._partitions = partitions
         self._topics = topics
-        self._clock = clock
         self._stats = stats
         self._duties = duties
 
@@ -102,18 +99,16 @@ class ShareSettling(Family):
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{request.partition} is not loaded for group {group_id}")
-        now_ms = self._clock.steady_ms()
-        await owner.settle(member_id, [batch_of(ack, now_ms) for ack in request.acks], checked)
+        await owner.settle(member_id, request.acks, checked)
 
     async def _settle_late(
-        self, key: ShareKey, member_id: str, acks: Sequence[AckBatch], checked: Sequence[CheckedOutput]
+        self, key: ShareKey, member_id: str, acks: Sequence[AckRange], checked: Sequence[CheckedOutput]
     ) -> None:
         """Settle where the last reader has gone: the state tells what it holds no more. Raises: EXPECTED."""
         self._late[key.group_id] += 1
         try:
             owner = await self._partitions.open(key)
-            now_ms = self._clock.steady_ms()
-            await owner.settle(member_id, [batch_of(ack, now_ms) for ack in acks], checked)
+            await owner.settle(member_id, acks, checked)
         finally:
             self._late[key.group_id] -= 1
             if not self._late[key.group_id]:  # others may have the same share-partition in hand

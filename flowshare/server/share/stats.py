@@ -15,7 +15,7 @@ from flowshare.server.runtime.latencies import Latencies
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.share.types import AcknowledgeBatch
+    from flowshare.share.types import AckRange
 
 ACK_NAMES: Final = ("gap", "accept", "release", "reject", "renew")
 
@@ -57,7 +57,7 @@ class Stats:
     load_s: Latencies = field(default_factory=Latencies)
     write_s: Latencies = field(default_factory=Latencies)
 
-    def count_acks(self, batches: Sequence[AcknowledgeBatch]) -> None:
+    def count_acks(self, batches: Sequence[AckRange]) -> None:
         """Count accepted batches by type."""
         acks = self.acks
         for batch in batches:

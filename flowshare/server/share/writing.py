@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.state import Journal, Write
     from flowshare.server.share.stats import Stats
     from flowshare.share.partition import Decision, SharePartition
-    from flowshare.share.types import AcknowledgeBatch, PartitionUpdate
+    from flowshare.share.types import AckRange, PartitionUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     update: PartitionUpdate | None
     decision: Decision | None
     settled: asyncio.Future[None] | None
-    batches: Sequence[AcknowledgeBatch] = ()
+    batches: Sequence[AckRange] = ()
     beside: Sequence[Write] = ()
     done: Callable[[], object] | None = None
     outputs: Sequence[CheckedOutput] = ()
@@ -132,7 +132,7 @@ class StateWriter:
         update: PartitionUpdate | None,
         *,
         decision: Decision | None = None,
-        batches: Sequence[AcknowledgeBatch] = (),
+        batches: Sequence[AckRange] = (),
         beside: Sequence[Write] = (),
         done: Callable[[], object] | None = None,
         outputs: Sequence[CheckedOutput] = (),

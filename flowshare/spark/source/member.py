@@ -32,8 +32,8 @@ from flowshare.client.settings import MIB, LinkSettings, MemberSettings
 from flowshare.clock import LoopClock
 from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.spark.source import progress
 from flowshare.spark.source.group import EARLIEST, all_begun, prepare_group, topics_of
 from flowshare.spark.source.ledger import Entry, Ledger
@@ -422,10 +422,10 @@ class GroupMember:
 
     async def _send(self, types: Mapping[Range, RangeAck], generation: int | None) -> set[Place]:
         """Send one request; return the partitions whose part was refused."""
-        acks: dict[TopicPartition, list[AckBatch]] = {}
+        acks: dict[TopicPartition, list[AckRange]] = {}
         for one in sorted(types):
             if one.place in self._places:
-                batch = AckBatch(one.first, one.last, bytes((types[one].type,)), types[one].delay_ms)
+                batch = AckRange(one.first, one.last, bytes((types[one].type,)), types[one].delay_ms)
                 acks.setdefault(self._places[one.place], []).append(batch)
         results = await self._member.acknowledge(acks, generation=generation) if acks else []
         told = {result.tp for result in results if result.error is ErrorCode.NONE}

@@ -16,8 +16,8 @@ from flowshare.client.cooperative.scan import KeyScan, Progress
 from flowshare.client.session.ranges import AckResult
 from flowshare.cooperative.types import HASHES, WHOLE
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.testing.clock import ManualClock
 
 HALF = HASHES // 2
@@ -119,7 +119,7 @@ async def test_what_was_finished_and_whose_keys_are_lost_unanswered_is_not_said_
     one.scan.scanned(0, 2, [(0, 1, "a"), (1, HALF, "b")])
     await one.take()
     tp, told = TopicPartition(*one.partition.key), list[AckResult]()
-    one.feed.begin_acknowledge({tp: (AckBatch(0, 1, bytes([AcknowledgeType.ACCEPT])),)}, told.extend)
+    one.feed.begin_acknowledge({tp: (AckRange(0, 1, bytes([AcknowledgeType.ACCEPT])),)}, told.extend)
     batch = one.scan.commit()
     assert batch is not None
     progress = Progress(0, 1, 0, 0)

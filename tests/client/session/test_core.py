@@ -14,7 +14,7 @@ from flowshare.client.session.share_session import ALL, ANSWERED_S, LEFT_OUT, NO
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AcquiredRange, AcquireMode
+from flowshare.share.types import AckRange, AcquiredRange, AcquireMode
 from tests.client.fakes import ORDERS
 
 P0, P1 = m.TopicPartition(ORDERS, 0), m.TopicPartition(ORDERS, 1)
@@ -77,7 +77,7 @@ class Steps:
         return self.said(c.Arrived)[0].fetched[0]
 
     def acknowledge(self, *partitions, types=ACCEPT, generation=None):
-        acks = {tp: [m.AckBatch(0, 9, types)] for tp in partitions}
+        acks = {tp: [AckRange(0, 9, types)] for tp in partitions}
         self.core.acknowledge(acks, generation, self.now_s, asker="asker", tells_late=False)
 
     def outcomes(self):
@@ -273,7 +273,7 @@ def test_a_session_that_is_gone_is_opened_to_give_something_back(broker):
 
     send = broker.sent()
     assert send.request.session_epoch == -1
-    assert send.request.partitions == (m.SharePartitionRequest(*P0, (m.AckBatch(3, 9, b"\2", 0, True),)),)
+    assert send.request.partitions == (m.SharePartitionRequest(*P0, (AckRange(3, 9, b"\2", 0, True),)),)
 
 
 def test_closing_ends_when_no_session_can_be_opened_for_it(broker):
@@ -373,7 +373,7 @@ def said(steps, *batches):
 def test_what_is_refused_of_acknowledgements_is_told_and_held_no_more(server):
     server.fetched()
 
-    result = said(server, m.AckBatch(1, 3, ACCEPT, attempt=1), m.AckBatch(5, 6, RELEASE, attempt=1))
+    result = said(server, AckRange(1, 3, ACCEPT, attempt=1), AckRange(5, 6, RELEASE, attempt=1))
 
     assert (result.error, result.refused, result.refusal, result.message) == (
         ErrorCode.NONE,
@@ -387,7 +387,7 @@ def test_what_is_refused_of_acknowledgements_is_told_and_held_no_more(server):
 def test_of_renewed_records_those_that_are_refused_are_held_no_more(server):
     server.fetched()
 
-    result = said(server, m.AckBatch(0, 9, RENEW, attempt=1))
+    result = said(server, AckRange(0, 9, RENEW, attempt=1))
 
     assert (result.refused, result.lock_deadline) == (((2, 5),), 30.0)
     assert server.core.custody.holding.of(P0) == ((0, 1), (6, 9))
@@ -397,7 +397,7 @@ def test_what_is_refused_of_an_attempt_is_held_on_when_a_later_one_came(server):
     server.fetched()
     server.core.custody.took(LOCAL, P0, [AcquiredRange(4, 4, 2)])
 
-    said(server, m.AckBatch(0, 9, RENEW, attempt=1))
+    said(server, AckRange(0, 9, RENEW, attempt=1))
 
     assert server.core.custody.holding.of(P0) == ((0, 1), (4, 4), (6, 9))
 
@@ -407,11 +407,11 @@ def test_what_is_refused_of_an_earlier_attempt_says_nothing_of_the_later_one(ser
     custody.took(LOCAL, P0, [AcquiredRange(0, 9, 1)])
     custody.took(LOCAL, P0, [AcquiredRange(4, 4, 2)])
 
-    custody.ended(P0, [m.AckBatch(3, 3, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
-    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
+    custody.ended(P0, [AckRange(3, 3, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
+    custody.ended(P0, [AckRange(4, 4, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
     assert custody.holding.of(P0) == ((0, 2), (4, 9))
 
-    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=2)], custody.taken, renewed=False, refused=ALL)
+    custody.ended(P0, [AckRange(4, 4, ACCEPT, attempt=2)], custody.taken, renewed=False, refused=ALL)
     assert custody.holding.of(P0) == ((0, 2), (5, 9))
 
 

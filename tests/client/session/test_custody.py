@@ -7,7 +7,7 @@ import pytest
 from flowshare.client.net.topology import NOBODY
 from flowshare.client.session.custody import NUMBERS_MAX, Custody, Generations
 from flowshare.protocol import messages as m
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AckRange, AcquiredRange
 from tests.client.fakes import ORDERS
 
 P0, P1 = m.TopicPartition(ORDERS, 0), m.TopicPartition(ORDERS, 1)
@@ -19,7 +19,7 @@ def ranges(*pairs):
 
 
 def acks(first, last, types=b"\x01"):
-    return [m.AckBatch(first, last, types)]
+    return [AckRange(first, last, types)]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest_asyncio
 from flowshare.client.session.member import ShareMember
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 from tests.client.fakes import ORDERS
 from tests.client.workers import FakeFleet
@@ -21,7 +22,7 @@ ACCEPT, RELEASE, RENEW = b"\x01", b"\x02", b"\x04"
 
 
 def ack(first, last, types=ACCEPT):
-    return m.AckBatch(first, last, types)
+    return AckRange(first, last, types)
 
 
 class World:

@@ -13,7 +13,7 @@ from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AcquireMode
+from flowshare.share.types import AckRange, AcquireMode
 from flowshare.testing.clock import settle
 from tests.batches import place
 from tests.client.brokers import FakeCluster
@@ -33,7 +33,7 @@ def batch(base=0, count=3):
 
 
 def ack(first=0, last=2, types=ACCEPT):
-    return {TP: [m.AckBatch(first, last, types)]}
+    return {TP: [AckRange(first, last, types)]}
 
 
 async def started(server, clock, **kwargs):
@@ -111,7 +111,7 @@ async def test_an_acknowledgement_does_not_wait_for_a_parked_fetch(clock):
 
     (result,) = await member.acknowledge(ack())
 
-    assert (result.error, result.acks) == (ErrorCode.NONE, (m.AckBatch(0, 2, ACCEPT),))
+    assert (result.error, result.acks) == (ErrorCode.NONE, (AckRange(0, 2, ACCEPT),))
     assert not parked.done()
     assert server.seen(m.ShareAcknowledgeRequest)[0].session_epoch == 2
     member.wakeup()
@@ -626,11 +626,11 @@ async def test_a_renewal_marks_its_request_and_tells_the_new_deadline(clock):
     member, _ = await holding(server, clock)
     await clock.advance(3)
 
-    (result,) = await member.acknowledge({TP: [m.AckBatch(0, 2, b"\x04")]})
+    (result,) = await member.acknowledge({TP: [AckRange(0, 2, b"\x04")]})
 
     request = server.seen(m.ShareAcknowledgeRequest)[0]
     assert request.is_renew_ack
-    assert request.partitions[0].acks == (m.AckBatch(0, 2, b"\x04"),)
+    assert request.partitions[0].acks == (AckRange(0, 2, b"\x04"),)
     assert result.lock_deadline == clock.monotonic() + 30
     await member.close()
 
@@ -662,7 +662,7 @@ async def test_close_waits_for_acknowledgements_gives_back_leaves_and_disconnect
 
     assert (await acknowledging)[0].error is ErrorCode.NONE
     last, leave = server.requests[-2:]
-    assert (last.session_epoch, last.partitions[0].acks) == (-1, (m.AckBatch(1, 2, b"\x02", 0, True),))
+    assert (last.session_epoch, last.partitions[0].acks) == (-1, (AckRange(1, 2, b"\x02", 0, True),))
     assert leave.member_epoch == -1
     assert server.connections[0].gone.done()
     with pytest.raises(Closed):
@@ -682,7 +682,7 @@ async def test_records_that_nobody_took_go_back_without_an_attempt_at_close(cloc
     await member.close()
 
     last = server.seen(m.ShareAcknowledgeRequest)[-1]
-    assert last.partitions[0].acks == (m.AckBatch(0, 2, b"\x02", 0, True),)
+    assert last.partitions[0].acks == (AckRange(0, 2, b"\x02", 0, True),)
 
 
 async def test_a_member_that_leaves_its_locks_gives_back_the_runs_of_interleaved_chunks_in_offset_order(clock):
@@ -779,7 +779,7 @@ async def test_a_listener_of_late_outcomes_that_fails_holds_up_nothing(clock):
         late.append(result.error)
         raise RuntimeError("the listener failed")
 
-    acks = {one.tp: [m.AckBatch(0, 2, ACCEPT)] for one in fetched}
+    acks = {one.tp: [AckRange(0, 2, ACCEPT)] for one in fetched}
     acknowledging = asyncio.ensure_future(member.acknowledge(acks, generation=fetched[0].generation, on_late=listener))
     await settle()
     server.connections[0].break_off()
@@ -813,7 +813,7 @@ async def test_what_an_earlier_process_held_of_a_partition_that_is_not_assigned_
     old = m.TopicPartition(ORDERS, 5)
 
     await member.adopt({TP: [(0, 2)], old: [(7, 8)]})
-    (result,) = await member.acknowledge({old: [m.AckBatch(7, 8, ACCEPT)]})
+    (result,) = await member.acknowledge({old: [AckRange(7, 8, ACCEPT)]})
 
     assert result.error is ErrorCode.NONE
     assert server.seen(m.ShareResumeRequest)[0].partitions == (
@@ -855,7 +855,7 @@ async def test_records_that_arrive_while_closing_are_given_back_and_not_handed_o
 
     assert await waiting == []
     last = server.seen(m.ShareAcknowledgeRequest)[-1]
-    assert last.partitions[0].acks == (m.AckBatch(0, 2, b"\x02", 0, True),)
+    assert last.partitions[0].acks == (AckRange(0, 2, b"\x02", 0, True),)
 
 
 async def test_a_server_that_drops_every_connection_is_not_stormed(clock):

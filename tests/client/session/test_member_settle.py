@@ -9,12 +9,13 @@ import pytest
 
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AckRange
 from flowshare.testing.clock import settle
 from tests.client.fakes import FakeServer
 from tests.client.session.test_member import TP, holding
 
 pytestmark = pytest.mark.asyncio
-ACKS = (m.AckBatch(0, 2, b"\1\3\1", attempt=1),)
+ACKS = (AckRange(0, 2, b"\1\3\1", attempt=1),)
 OUTPUTS = [m.SettleOutput("out", uuid.UUID(int=9), 0, b"batch")]
 
 
@@ -77,8 +78,8 @@ async def test_what_is_settled_over_a_connection_that_ended_is_not_sent(clock):
     ("acks", "outputs"),
     [
         ((), OUTPUTS),
-        ((m.AckBatch(0, 2, b"\2"),), ()),
-        ((m.AckBatch(3, 4, b"\1"), m.AckBatch(0, 2, b"\1")), ()),
+        ((AckRange(0, 2, b"\2"),), ()),
+        ((AckRange(3, 4, b"\1"), AckRange(0, 2, b"\1")), ()),
         (ACKS, [OUTPUTS[0]._replace(topic="not a name")]),
         (ACKS, [OUTPUTS[0]._replace(records=b"")]),
     ],

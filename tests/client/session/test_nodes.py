@@ -14,7 +14,7 @@ from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AcquireMode
+from flowshare.share.types import AckRange, AcquireMode
 from flowshare.testing.clock import settle
 from tests.batches import place
 from tests.client.brokers import FakeCluster
@@ -58,7 +58,7 @@ async def next_fetched(clock, member):
 
 
 def acks(fetched, types=ACCEPT):
-    return {fetched.tp: [m.AckBatch(0, 2, types)]}
+    return {fetched.tp: [AckRange(0, 2, types)]}
 
 
 async def test_each_broker_is_fetched_from_for_what_it_leads_in_a_session_of_its_own(clock):
@@ -249,7 +249,7 @@ async def test_acknowledgements_ride_on_the_next_fetch_which_is_not_parked_long(
     assert result.error is ErrorCode.NONE
     assert not fake.seen(m.ShareAcknowledgeRequest)
     (_, carrier) = fake.seen(m.ShareFetchRequest)[-1]
-    assert carrier.partitions[0].acks == (m.AckBatch(0, 2, ACCEPT),)
+    assert carrier.partitions[0].acks == (AckRange(0, 2, ACCEPT),)
     assert carrier.max_wait_ms <= 80
     await within(clock, 2, member.close())
 
@@ -276,7 +276,7 @@ async def test_renewals_go_alone_and_before_the_next_fetch(clock):
     (found,) = await member.fetch(records_max=10)
     parked = asyncio.ensure_future(member.fetch(records_max=10))
     await settle()
-    renewing = asyncio.ensure_future(member.acknowledge({found.tp: [m.AckBatch(0, 2, RENEW)]}))
+    renewing = asyncio.ensure_future(member.acknowledge({found.tp: [AckRange(0, 2, RENEW)]}))
     accepting = asyncio.ensure_future(member.acknowledge(acks(found)))
 
     await within(clock, 1, parked)
@@ -287,7 +287,7 @@ async def test_renewals_go_alone_and_before_the_next_fetch(clock):
     assert order[2] == "ShareAcknowledgeRequest"
     (_, renewal) = fake.seen(m.ShareAcknowledgeRequest)[0]
     assert renewal.is_renew_ack
-    assert renewal.partitions[0].acks == (m.AckBatch(0, 2, RENEW),)
+    assert renewal.partitions[0].acks == (AckRange(0, 2, RENEW),)
     await within(clock, 2, member.close())
 
 
@@ -296,13 +296,13 @@ async def test_acknowledgements_of_one_partition_by_two_callers_are_not_judged_t
     member = await joined(fake, clock)
     fake.brokers[1].offer(batch())
     (found,) = await member.fetch(records_max=10)
-    first = asyncio.ensure_future(member.acknowledge({found.tp: [m.AckBatch(0, 0, ACCEPT)]}))
-    second = asyncio.ensure_future(member.acknowledge({found.tp: [m.AckBatch(1, 2, ACCEPT)]}))
+    first = asyncio.ensure_future(member.acknowledge({found.tp: [AckRange(0, 0, ACCEPT)]}))
+    second = asyncio.ensure_future(member.acknowledge({found.tp: [AckRange(1, 2, ACCEPT)]}))
 
     await within(clock, 1, asyncio.gather(first, second))
 
     sent = [one.partitions[0].acks for _, one in fake.seen(m.ShareAcknowledgeRequest)]
-    assert sent == [(m.AckBatch(0, 0, ACCEPT),), (m.AckBatch(1, 2, ACCEPT),)]
+    assert sent == [(AckRange(0, 0, ACCEPT),), (AckRange(1, 2, ACCEPT),)]
     await within(clock, 2, member.close())
 
 

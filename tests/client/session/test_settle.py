@@ -11,11 +11,11 @@ from flowshare.client.session import commands as c
 from flowshare.client.session.core import CANNOT_SETTLE, GONE, LOCAL, SILENT_S, STOPPED, UNANSWERED, WATCH_S
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AckRange, AcquiredRange
 from tests.client.fakes import ORDERS
 from tests.client.session.test_core import P0, PLAN, Steps, told
 
-ACKS = (m.AckBatch(0, 3, b"\1", attempt=1), m.AckBatch(5, 6, b"\1\3", attempt=1))
+ACKS = (AckRange(0, 3, b"\1", attempt=1), AckRange(5, 6, b"\1\3", attempt=1))
 OUTPUTS = (m.SettleOutput("out", uuid.UUID(int=9), 1, b"batch"),)
 ALL = ((0, 9),)
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -42,7 +42,7 @@ from flowshare.server.runtime.failures import failure
 from flowshare.server.share.resume import merged, minus
 from flowshare.share.partition import SharePartition
 from flowshare.share.session import ShareSessions
-from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch
+from flowshare.share.types import AckRange, AcquireMode, Limits, LogBatch
 
 TOPIC = uuid.UUID(int=7)
 OUT = uuid.UUID(int=8)
@@ -195,10 +195,9 @@ class Node:
         path = self.world.paths[part.partition]
         if not self.leads(part.partition):
             return NOT_LED
-        batches = [AcknowledgeBatch(one.first, one.last, one.types, 0, one.unrun) for one in part.acks]
         assert renew or not any(RENEW in one.types for one in part.acks), "a renewal in a request that is none"
         try:
-            decision = path.core.acknowledge(member.core.member_id, batches, now_ms=self.world.now_ms)
+            decision = path.core.acknowledge(member.core.member_id, part.acks, now_ms=self.world.now_ms)
         except CoreError as error:
             self.world.refused_to(part.partition, part.acks)
             return failure(error)[0]
@@ -230,7 +229,7 @@ class Node:
         path = self.world.paths[request.partition]
         if not self.leads(request.partition):
             return self.does_not_lead(request.partition)
-        batches = [AcknowledgeBatch(one.first, one.last, one.types, attempt=one.attempt) for one in request.acks]
+        batches = [AckRange(one.first, one.last, one.types, attempt=one.attempt) for one in request.acks]
         core = path.core
         try:
             decision = core.settle(line.member.core.member_id, batches, now_ms=self.world.now_ms)
@@ -291,7 +290,7 @@ class Node:
             stray = minus(held, part.ranges)
             self.world.handed_back(line.member, part.partition, offsets_of(stray))
             if stray:
-                back = [AcknowledgeBatch(first, last, bytes((RELEASE,)), 0, True) for first, last in stray]
+                back = [AckRange(first, last, bytes((RELEASE,)), 0, True) for first, last in stray]
                 path.core.commit(path.core.acknowledge(request.member_id, back, now_ms=self.world.now_ms))
             left = minus(held, stray)
             if left:
@@ -575,7 +574,7 @@ class Member:
         acks = {}
         for partition, offsets in parts.items():
             numbered = self.numbered(partition, offsets, kind, adopted=generation is None)
-            batches = [m.AckBatch(first, last, bytes((kind,)), number) for first, last, number in numbered]
+            batches = [AckRange(first, last, bytes((kind,)), number) for first, last, number in numbered]
             acks[m.TopicPartition(TOPIC, partition)] = batches
             if kind == RELEASE:  # it may come again before the answer does
                 for offset in offsets:
@@ -609,7 +608,7 @@ class Member:
             kinds = random_.choices((ACCEPT, REJECT), (9, 1), k=last - first + 1)
             attempts = {self.attempts.get((partition, offset), 0) for offset in range(first, last + 1)}
             attempt = attempts.pop() if len(attempts) == 1 and generation is not None else 0
-            told.append(m.AckBatch(first, last, bytes(kinds), number, attempt=attempt))
+            told.append(AckRange(first, last, bytes(kinds), number, attempt=attempt))
             for offset, kind in enumerate(kinds, first):
                 if kind == ACCEPT:
                     self.world.acks[number].outputs.add(offset)

@@ -15,8 +15,9 @@ from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import AckBatch, RefusedOutput, SettleOutput, ShareSettleRequest, ShareSettleResponse
+from flowshare.protocol.messages import RefusedOutput, SettleOutput, ShareSettleRequest, ShareSettleResponse
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.share.types import AckRange
 from tests.server.edge.kit import Edge, edge
 from tests.waiting import until
 
@@ -32,7 +33,7 @@ def request(*topics: str, records: bytes = b"batches") -> ShareSettleRequest:
         member_id="m",
         topic_id=TOPIC,
         partition=0,
-        acks=(AckBatch(0, 1, b"\1\3", attempt=1),),
+        acks=(AckRange(0, 1, b"\1\3", attempt=1),),
         outputs=tuple(SettleOutput(topic, OUT, 0, records) for topic in topics),
     )
 
