@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from common import info, verdict
-from flowshare.cli.session import open_session
 from flowshare.client.producer.producer import Message
+from flowshare.ops.session import open_session
 
 TOPICS = ("a", "b", "c", "d")
 RECORDS = 20_000

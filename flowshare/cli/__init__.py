@@ -1,7 +1,8 @@
 """The `flowshare` command: a module for each command or two, imported when it is asked for.
 
-What several need is in `options` (the broker's URL), `session` (an open log), `output` (tables, JSON, errors), `pages`
-and `worker_pages` (running workers) and `logs`. What a command does is done below: nothing imports this package.
+What several need is in `options` (the broker's URL), `acting` (commands made from deeds), `output` (tables, JSON,
+errors), `pages` and `worker_pages` (running workers) and `logs`. What a command does is done below, on an open log
+(`ops.session`).
 
 `flowshare --help` imports click and the small command modules only; faust, aiokafka, aiohttp, RocksDB and rich are
 imported inside the commands that need them. Errors are one line on stderr that says what to do; exit code 2 is a

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.agents.handler.texts import age
-from flowshare.cli.letters import text_of, time_of
-from flowshare.cli.options import facts_options, moment, together
-from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.cli.session import CommandSession, run
+from flowshare.cli.acting import command
+from flowshare.cli.options import facts_options
+from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.ops import Failure
+from flowshare.ops.arguments import moment
+from flowshare.ops.deeds import DEEDS, INTERVENTIONS
+from flowshare.ops.letters import text_of, time_of
+from flowshare.ops.session import CommandSession, run
 from flowshare.share.ranges import Range, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from flowshare.client.admin.browsing import ActName, BrowsedRecord, BrowsedRun, BrowsePage
+    from flowshare.client.admin.browsing import BrowsedRecord, BrowsedRun, BrowsePage, Intervened
+    from flowshare.ops.deed import Deed
 
 STATES: Final = (
     "available", "delayed", "blocked", "acquired", "pending", "archiving", "acknowledged", "archived",
@@ -293,123 +298,27 @@ def _short(value: object) -> str | None:
 # --- acting -----------------------------------------------------------------------------------------------------------
 
 
-class _Ranges(click.ParamType):
-    """Offsets as text, `17` or `17-20`; the command gets the first and the last one."""
+def _show_done(deed: Deed) -> Callable[..., None]:
+    """Return the function that prints what an intervention did."""
 
-    name = "range"
+    def show_done(
+        found: Sequence[Intervened], *, group: str, topic: str, partition: int, dry_run: bool, as_json: bool, **_: Any
+    ) -> None:
+        rows = [one._asdict() for one in found]
+        columns = headings("first", "last", "done", "not_held", "gone", "busy", "blocked", gone="finished")
+        show(rows, columns, as_json=as_json, empty="nothing", right=tuple(columns))
+        if not as_json and any(row["busy"] for row in rows):
+            say("busy: an acknowledgement is being written, or its key is not known yet; try again", err=True)
+        if not as_json and any(row["blocked"] for row in rows):
+            say(
+                f"blocked: it waits for another record of its key; `flowshare groups browse {group}` names that one",
+                err=True,
+            )
+        if dry_run and not as_json:
+            say("nothing was changed; leave out --dry-run to do it", err=True)
+        _check_done(rows, f"{deed.name} of {group} in {topic}-{partition}", dry_run=dry_run)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Range:
-        first, dash, last = str(value).partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            self.fail(f"{value!r} is no offset or range such as 17 or 17-20", param, ctx)
-        found = int(first), int(last or first)
-        if found[1] < found[0]:
-            self.fail(f"{value!r} ends before it begins", param, ctx)
-        return found
-
-
-act_options: Final = together(
-    click.argument("group"),
-    click.option("--topic", required=True, help="The topic."),
-    click.option("--partition", type=click.IntRange(0), required=True, help="The partition."),
-    click.option(
-        "--offset",
-        "ranges",
-        type=_Ranges(),
-        multiple=True,
-        required=True,
-        help="An offset, or a range such as 17-20; may be repeated.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-    facts_options,
-)
-"""Of the commands that act; they get `group`, `topic`, `partition`, `ranges`, `dry_run`, `as_json`, `url`."""
-
-
-@click.command("release")
-@act_options
-def release(**given: Any) -> None:
-    """Take records away from the members that hold them: others get them at once.
-
-    Their deliveries count. What the former holder says of them is refused; its handlers are not ended.
-    """
-    _act("release", **given)
-
-
-@click.command("reject")
-@act_options
-def reject(**given: Any) -> None:
-    """Finish records, whoever holds them or whatever they wait for; nothing is kept of them."""
-    _act("reject", **given)
-
-
-@click.command("dead-letter")
-@act_options
-def dead_letter(**given: Any) -> None:
-    """Make dead letters of records, whoever holds them or whatever they wait for.
-
-    The group has to name a topic for them (errors.deadletterqueue.topic.name; agents set it).
-    """
-    _act("dead_letter", **given)
-
-
-@click.command("now")
-@act_options
-def now(**given: Any) -> None:
-    """Let delayed records come at once; `end-delays` has all of a group's come."""
-    _act("now", **given)
-
-
-@click.command("end-delays")
-@click.argument("group")
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=100.0, show_default=True, help="Records a second."
-)
-@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
-@facts_options
-def end_delays(group: str, rate: float, dry_run: bool, as_json: bool, url: str) -> None:
-    """Let all of a group's delayed records come, so many a second: what they waited for is well again."""
-
-    count = run(url, lambda session: session.admin.end_delays(group, rate=rate, dry_run=dry_run), groups=True)
-    if as_json:
-        emit_json({"group": group, "records": count, "dry_run": dry_run})
-        return
-    say(f"{count} delayed records {'would come' if dry_run else 'come'} now")
-
-
-def _act(
-    act: ActName,
-    *,
-    group: str,
-    topic: str,
-    partition: int,
-    ranges: Collection[Range],
-    dry_run: bool,
-    as_json: bool,
-    url: str,
-) -> None:
-    asked = merged(ranges)
-
-    async def call(session: CommandSession) -> list[dict[str, Any]]:
-        found = await session.admin.intervene(group, topic, partition, asked, act, dry_run=dry_run)
-        return [one._asdict() for one in found]
-
-    rows = run(url, call, groups=True)
-    columns = headings("first", "last", "done", "not_held", "gone", "busy", "blocked", gone="finished")
-    show(rows, columns, as_json=as_json, empty="nothing", right=tuple(columns))
-    if as_json:
-        _check_done(rows, f"{act.replace('_', '-')} of {group} in {topic}-{partition}", dry_run=dry_run)
-        return
-    if any(row["busy"] for row in rows):
-        say("busy: an acknowledgement is being written, or its key is not known yet; try again", err=True)
-    if any(row["blocked"] for row in rows):
-        say(
-            f"blocked: it waits for another record of its key; `flowshare groups browse {group}` names that one",
-            err=True,
-        )
-    if dry_run:
-        say("nothing was changed; leave out --dry-run to do it", err=True)
-    _check_done(rows, f"{act.replace('_', '-')} of {group} in {topic}-{partition}", dry_run=dry_run)
+    return show_done
 
 
 def _check_done(rows: Sequence[Mapping[str, Any]], deed: str, *, dry_run: bool) -> None:
@@ -422,4 +331,15 @@ def _check_done(rows: Sequence[Mapping[str, Any]], deed: str, *, dry_run: bool) 
     raise Failure(f"{deed}: nothing {'would be' if dry_run else 'was'} done: {why or 'no record stands there'}")
 
 
-COMMANDS: Final = (browse, release, reject, dead_letter, now, end_delays)
+def _show_ended(count: int, *, group: str, dry_run: bool, as_json: bool, **_: Any) -> None:
+    if as_json:
+        emit_json({"group": group, "records": count, "dry_run": dry_run})
+        return
+    say(f"{count} delayed records {'would come' if dry_run else 'come'} now")
+
+
+COMMANDS: Final = (
+    browse,
+    *(command(deed, _show_done(deed)) for act in INTERVENTIONS if (deed := DEEDS[f"groups {act.replace('_', '-')}"])),
+    command(DEEDS["groups end-delays"], _show_ended),
+)

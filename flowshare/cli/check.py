@@ -22,8 +22,8 @@ from flowshare.agents.handler.texts import clip
 from flowshare.backend.url import BadBrokerUrl
 from flowshare.cli.options import debug_option, json_option
 from flowshare.cli.output import emit_json, explain
-from flowshare.cli.session import CommandSession, brokers_of, embedded_path, open_session, run
 from flowshare.client.errors import ClientError
+from flowshare.ops.session import CommandSession, brokers_of, embedded_path, open_session, run
 from flowshare.share.config import ISOLATION
 
 if TYPE_CHECKING:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.lag import known, spoken
-from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.client.errors import ServerError
-from flowshare.protocol.errors import ErrorCode
+from flowshare.cli.output import emit_json, headings, say, show
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from flowshare.cli.session import CommandSession
-    from flowshare.client.admin.admin import OffsetReset, ResetTarget
+    from flowshare.ops.session import CommandSession
     from flowshare.protocol.messages.cooperative import PartitionOffsets
 
-T = TypeVar("T")
-
-PATIENCE_S: Final = 120.0
-"""How long a command that leads waits for the leases of dead workers; an agent's lease is 30 s unless it says more."""
-AGAIN_S: Final = 0.5
 WAITS_TOLD: Final = 5
 _COLUMNS: Final = headings(
     "topic",
@@ -58,24 +48,6 @@ async def groups_of(session: CommandSession, topic: str) -> list[str]:
         return []
     admin = session.admin.cooperative
     return [name for name in await admin.names() if any(one.topic == topic for one in await admin.offsets(name))]
-
-
-async def is_cooperative(session: CommandSession, group: str) -> bool:
-    """Tell if this is a cooperative group that has begun with a partition."""
-    if not session.backend.capabilities.key_order:
-        return False
-    try:
-        return bool(await session.admin.cooperative.offsets(group))
-    except ServerError as error:
-        if error.retriable:
-            raise
-        return False  # it is another kind of group, or may not be seen
-
-
-async def refuse(session: CommandSession, group: str, instead: str) -> None:
-    """Raises: Failure where the group is a cooperative one, with what to do instead."""
-    if await is_cooperative(session, group):
-        raise Failure(f"{group} is a cooperative group: {instead}")
 
 
 async def describe(session: CommandSession, group: str) -> dict[str, Any]:
@@ -129,34 +101,6 @@ def show_group(facts: dict[str, Any], *, as_json: bool) -> None:
             f"{wait['topic']}-{wait['partition']}: {wait['member_id']} waits for keys that {wait['holder']} has not "
             f"given back, for {wait['waited_ms'] / 1000:.0f} s"
         )
-
-
-async def reset(
-    session: CommandSession, group: str, to: ResetTarget, topics: Sequence[str], *, execute: bool
-) -> list[OffsetReset]:
-    """Move its stable offsets."""
-    admin = session.admin.cooperative
-    return await patiently(session, lambda: admin.reset(group, to=to, topics=topics or None, dry_run=not execute))
-
-
-async def patiently(session: CommandSession, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call that is refused while members hold keys, and wait for their leases if this process leads.
-
-    Where this process leads, no worker runs: held keys are a dead worker's, and free when its lease ends. Elsewhere the
-    refusal is raised at once.
-    """
-    until_s, told = session.clock.monotonic() + PATIENCE_S, False
-    while True:
-        try:
-            return await call()
-        except ServerError as error:
-            held = error.code is ErrorCode.NON_EMPTY_GROUP
-            if not held or not session.leads or session.clock.monotonic() > until_s:
-                raise
-        if not told:
-            told = True
-            say("keys are held by workers that do not run any more: waiting until their leases end", err=True)
-        await session.clock.sleep(AGAIN_S)
 
 
 def _place(part: PartitionOffsets) -> dict[str, Any]:

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
-from flowshare.cli.letters import SUFFIX, partitions_of, place_of, plain, read_letters, text_of, time_of
-from flowshare.cli.options import facts_options, moment, together
-from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.cli.replay import ParkedReplay, Replay, Replayed, replayed_in, why_bare
-from flowshare.cli.session import CommandSession, run
-from flowshare.printable import printable
-from flowshare.protocol.key_hash import key_name
+from flowshare.cli.acting import command
+from flowshare.cli.options import facts_options
+from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.ops import Failure
+from flowshare.ops.deeds import DEEDS
+from flowshare.ops.letters import SUFFIX, LetterFilter, filter_options, plain, read_letters, text_of, time_of
+from flowshare.ops.replay import ParkedReplay, Replay, Replayed, replayed_in, why_bare
+from flowshare.ops.session import CommandSession, run
 from flowshare.share.parking import OVER
 
 SHOWN: Final = 20
 """Parked keys that are told by name."""
-
-
-def _wanted(
-    *, since: str | None = None, reason: str | None = None, exception: str | None = None, agent: str | None = None
-) -> Callable[[Mapping[str, Any]], bool]:
-    """Which dead letters are meant; without a filter any."""
-    since_ms = float("-inf") if since is None else moment(since, "--since").timestamp() * 1000
-
-    def takes(letter: Mapping[str, Any]) -> bool:
-        return (
-            (reason or "").lower() in letter["reason"].lower()
-            and (exception or "").lower() in letter["exception"].lower()
-            and agent in (None, letter["agent"])
-            and letter["died_ms"] >= since_ms
-        )
-
-    return takes
-
-
-filter_options: Final = together(
-    click.option("--reason", help="The reason contains this."),
-    click.option("--exception", help="The exception's name contains this."),
-    click.option("--agent", help="Died in this agent."),
-    click.option("--since", metavar="ISO", help="Died at or after this time (UTC unless it names a zone)."),
-)
-"""The filters that `show` and `replay` share; the command gets them as keyword arguments."""
 
 
 @click.group("dlq")
@@ -88,13 +62,13 @@ def show_letters(
 ) -> None:
     """Show why records died and where they came from, newest last."""
 
-    wanted = _wanted(**filters)
+    wanted = LetterFilter.of(**filters)
 
     async def call(session: CommandSession) -> tuple[list[dict[str, Any]], Replayed | None]:
         found, others = [], 0
         async for letter in read_letters(session, topic):
             others += not letter["is_letter"]
-            if letter["is_letter"] and wanted(letter):
+            if letter["is_letter"] and wanted.takes(letter):
                 found.append(letter)
         if others and not found:
             raise Failure(f"{others} records of {topic} are no dead letters; `flowshare dlq ls` lists the right topics")
@@ -124,64 +98,10 @@ def show_letters(
         say(f"{left_out} older ones are not shown; --limit shows more", err=True)
 
 
-@dlq.command("replay")
-@click.argument("topic")
-@click.option("--at", "places", multiple=True, metavar="PARTITION@OFFSET", help="This letter only; may be repeated.")
-@click.option("--to", "target", help="Send them here.  [default: the topic that each one came from]")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    help="At most so many, oldest first; a parked key with all of its letters is one.",
-)
-@click.option(
-    "--delete", is_flag=True, help="Then delete them here: all up to the last one, or the first of a parked key."
-)
-@click.option("--again", is_flag=True, help="Those too that were replayed before.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Letters a second at most.")
-@click.option("--dry-run", is_flag=True, help="Only say how many, and where to.")
-@filter_options
-@facts_options
-def replay(
-    topic: str,
-    places: tuple[str, ...],
-    target: str | None,
-    limit: int | None,
-    delete: bool,
-    again: bool,
-    rate: float | None,
-    dry_run: bool,
-    as_json: bool,
-    url: str,
-    app_path: str | None,
-    **filters: str | None,
+def _show_replay(
+    done: Replay, *, topic: str, wanted: LetterFilter, delete: bool, dry_run: bool, as_json: bool, **_: Any
 ) -> None:
-    """Send dead letters again, as they were: key, value and headers without flowshare's own.
-
-    They stay in the dead-letter topic, unless --delete is given; a second replay leaves them out, unless --again is.
-
-    One letter of a parked key brings all of its key that are not settled, in order (see `flowshare dlq parked`).
-    """
-
-    wanted, picked = _wanted(**filters), frozenset(place_of(topic, text) for text in places)
-    if delete and (picked or any(filters.values())):
-        raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters or --at")
-
-    async def call(session: CommandSession) -> Replay:
-        session.send_as(app_path)
-        await partitions_of(session, topic)
-        if target is not None:
-            await partitions_of(session, target)  # a mistyped name would make a topic that nobody reads
-        job = Replay(session, topic, target, dry_run=dry_run, again=again, per_s=rate)
-        await job.before.load()
-        if not dry_run:
-            await job.before.check()
-        await job.run_all(picked, wanted, limit)
-        if delete and not dry_run:
-            await job.delete()
-        return job
-
-    done = run(url, call)
-    _check_matched(done, topic, filters)
+    _check_matched(done, topic, wanted)
     sent = done.sent
     if as_json:
         counts = {"replayed": sent, "replayed_before": done.left_out, "refused": done.refused}
@@ -205,10 +125,10 @@ def _check_refused(done: Replay) -> None:
         raise Failure(done.why_refused())
 
 
-def _check_matched(done: Replay, topic: str, filters: Mapping[str, str | None]) -> None:
+def _check_matched(done: Replay, topic: str, wanted: LetterFilter) -> None:
     """Raises: Failure, when letters were asked for and there is nothing to send: a script is not to go on as if there
     were."""
-    if not any(filters.values()) or done.sent or done.bare or done.lost or done.refused:
+    if not wanted.given or done.sent or done.bare or done.lost or done.refused:
         return
     if done.left_out:
         raise Failure(f"nothing is replayed: {done.left_out} were replayed before; --again sends them too")
@@ -287,57 +207,16 @@ def parked(group: str, as_json: bool, url: str) -> None:
     )
 
 
-@dlq.command("unpark")
-@click.argument("group")
-@click.argument("key", required=False)
-@click.option("--hex", "key_hex", metavar="HEX", help="The key's bytes, as --json of `dlq parked` has them.")
-@click.option("--topic", help="Only in this topic.")
-@facts_options
-def unpark(group: str, key: str | None, key_hex: str | None, topic: str | None, as_json: bool, url: str) -> None:
-    """Let a parked key go on. Its letters stay in the dead letters, and are out of order if they are replayed later.
-
-    KEY is the key's text; one that begins with a dash comes behind `--`. What is no text is named by --hex.
-    """
-    wanted = _key(key, key_hex)
-
-    async def call(session: CommandSession) -> list[dict[str, Any]]:
-        told = await session.admin.parked_keys(group)
-        found = [one for one in told.keys if one.key in (wanted, key_name(wanted))]
-        if not found:
-            raise Failure(_no_such_key(group, wanted, [one.key for one in told.keys]))
-        if topic is not None and topic not in {one.topic for one in found}:
-            topics = ", ".join(sorted({one.topic for one in found}))
-            raise Failure(f"that key is parked in {topics}, and not in {topic}")
-        chosen = [one for one in found if topic in (None, one.topic)]
-        for one in chosen:
-            await session.admin.change_parked_key(group, "unpark", one.topic, one.partition, one.key)
-        return [{"topic": one.topic, "partition": one.partition} for one in chosen]
-
-    rows = run(url, call, groups=True)
+def _show_unparked(places: Sequence[tuple[str, int]], *, key: bytes, as_json: bool, **_: Any) -> None:
     if as_json:
-        emit_json(rows)
+        emit_json([{"topic": topic, "partition": partition} for topic, partition in places])
         return
-    for row in rows:
-        say(f"{text_of(wanted)} goes on in {row['topic']}-{row['partition']}")
+    for topic, partition in places:
+        say(f"{text_of(key)} goes on in {topic}-{partition}")
 
 
-def _key(text: str | None, in_hex: str | None) -> bytes:
-    """The key that a command is about. Raises: UsageError."""
-    if (text is None) == (in_hex is None):
-        raise click.UsageError("name the key: KEY, or --hex with its bytes")
-    try:
-        return os.fsencode(text) if text is not None else bytes.fromhex(in_hex or "")
-    except ValueError:
-        raise click.BadParameter(f"{in_hex!r} is not hexadecimal", param_hint="--hex") from None
-
-
-def _no_such_key(group: str, key: bytes, parked: Sequence[bytes]) -> str:
-    """The error; keys that only look like it are named as they can be."""
-    shown = text_of(key)
-    alike = next((one for one in parked if shown in (text_of(one), printable(text_of(one) or ""))), None)
-    if alike is not None:
-        return f"group {group} has a parked key that looks like it: name its bytes, --hex {alike.hex()}"
-    return f"group {group} has no parked key {text_of(key)!r}; `flowshare dlq parked {group}` lists them"
+dlq.add_command(command(DEEDS["dlq replay"], _show_replay, groups=False))
+dlq.add_command(command(DEEDS["dlq unpark"], _show_unparked))
 
 
 async def _list(session: CommandSession, named: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from flowshare.backend import parse_broker
-from flowshare.cli.options import changes_of, facts_options
-from flowshare.cli.output import Failure, show_settings
-from flowshare.cli.session import CommandSession, run
+from flowshare.cli.options import facts_options
+from flowshare.cli.output import show_settings
+from flowshare.ops import Failure
+from flowshare.ops.arguments import changes_of
+from flowshare.ops.session import CommandSession, run
 
 if TYPE_CHECKING:
     from flowshare.protocol.messages import ConfigEntry

@@ -9,19 +9,23 @@ import click
 
 from flowshare.agents.handler.texts import age
 from flowshare.cli import browse, cooperative
+from flowshare.cli.acting import command
 from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.move import forget_move, move
-from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
-from flowshare.cli.output import NOTHING_DONE, Failure, emit_json, headings, say, show, show_settings
-from flowshare.cli.replay import parked_count, parked_text
-from flowshare.cli.session import CommandSession, run
+from flowshare.cli.options import broker_options, execute_options, facts_options
+from flowshare.cli.output import NOTHING_DONE, TERMINAL, emit_json, headings, say, show, show_settings
 from flowshare.client.errors import ServerError
+from flowshare.ops import Failure
+from flowshare.ops.arguments import forget_option
+from flowshare.ops.deeds import DEEDS
+from flowshare.ops.groups import is_cooperative, keep_parked, parked_count, parked_text, patiently
+from flowshare.ops.session import CommandSession, run
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.client.admin.admin import ResetTarget
+    from flowshare.client.admin.admin import OffsetReset
     from flowshare.client.admin.seeding import SeedPlan
     from flowshare.protocol.messages import ConfigEntry
 
@@ -103,87 +107,26 @@ def members(group: str, as_json: bool, url: str) -> None:
     )
 
 
-@groups.command("pause")
-@click.argument("group")
-@broker_options
-def pause(group: str, url: str) -> None:
-    """Hand out no more records of a group until it is resumed, restarts included.
-
-    What its members hold they finish as ever.
-    """
-    _pause(group, url, paused=True)
+def _show_paused(_: None, *, group: str, **__: Any) -> None:
     say(f"group {group} is paused; `flowshare groups resume {group}` lets it go on")
 
 
-@groups.command("resume")
-@click.argument("group")
-@broker_options
-def resume(group: str, url: str) -> None:
-    """Let a paused group go on, and one whose breaker is open."""
-    _pause(group, url, paused=False)
-    say(f"group {group} goes on")
-
-
-forget_option = click.option(
-    "--forget-parked", is_flag=True, help="Also where keys are parked: they are not any more, nor their order."
-)
-
-
-async def _keep_parked(session: CommandSession, group: str, topics: Sequence[str]) -> None:
-    """Raises: Failure (the group has parked keys in these topics, none: in any, which new positions would forget)."""
-    if count := await parked_count(session.admin, group, topics):
-        raise Failure(
-            f"{parked_text(group, count)}, and new positions would forget them: records that wait behind a dead "
-            "letter of their key would run as if there was none. Replay or unpark them first, or add "
-            "--forget-parked"
-        )
-
-
-@groups.command("reset-offsets")
-@click.argument("group")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [default: all it has]")
-@click.option("--to-earliest", is_flag=True)
-@click.option("--to-latest", is_flag=True)
-@click.option("--to-datetime", metavar="ISO", help="For example 2026-11-21T09:00:00 (UTC unless it names a zone).")
-@click.option("--to-offset", type=click.IntRange(0))
-@forget_option
-@execute_options("the new positions")
-@facts_options
-def reset_offsets(
-    group: str,
-    topics: tuple[str, ...],
-    to_earliest: bool,
-    to_latest: bool,
-    to_datetime: str | None,
-    to_offset: int | None,
-    forget_parked: bool,
-    execute: bool,
-    as_json: bool,
-    url: str,
-) -> None:
-    """Move a group's start offsets. The group must be empty: stop its workers first.
-
-    Of a cooperative group these are the stable offsets; what is committed behind them is forgotten, too.
-
-    A group with parked keys forgets them, so that says to replay or unpark them first (`flowshare dlq parked`).
-    """
-
-    target = _target(to_earliest, to_latest, to_datetime, to_offset)
-
-    async def call(session: CommandSession) -> list[dict[str, Any]]:
-        if await cooperative.is_cooperative(session, group):
-            moved = await cooperative.reset(session, group, target, topics, execute=execute)
-        else:
-            if not forget_parked:
-                await _keep_parked(session, group, topics)
-            moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
-        return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
-
-    rows = run(url, call, groups=True)
+def _show_moves(moves: Sequence[OffsetReset], *, dry_run: bool, as_json: bool, **_: Any) -> None:
+    rows = [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moves]
     columns = headings("topic", "partition", "from", "to")
     show(rows, columns, as_json=as_json, empty="nothing to reset", right=("partition", "from", "to"))
-    if not execute and rows:
+    if dry_run and rows:
         say(NOTHING_DONE, err=True)
+
+
+def _show_config(entries: Sequence[ConfigEntry], *, as_json: bool, **_: Any) -> None:
+    show_settings(entries, as_json=as_json)
+
+
+groups.add_command(command(DEEDS["groups pause"], _show_paused, facts=False))
+groups.add_command(command(DEEDS["groups resume"], facts=False))
+groups.add_command(command(DEEDS["groups config"], _show_config, makes=lambda given: bool(given["changes"])))
+groups.add_command(command(DEEDS["groups reset-offsets"], _show_moves))
 
 
 @groups.command("delete-offsets")
@@ -195,15 +138,15 @@ def delete_offsets(group: str, topics: tuple[str, ...], forget_parked: bool, url
     """Forget an empty group's positions in topics, and its parked keys there if that is said."""
 
     async def call(session: CommandSession) -> None:
-        if await cooperative.is_cooperative(session, group):
+        if await is_cooperative(session, group):
             admin = session.admin.cooperative
-            await cooperative.patiently(session, lambda: admin.delete_offsets(group, topics))
+            await patiently(session, lambda: admin.delete_offsets(group, topics))
             return
         if not forget_parked:
-            await _keep_parked(session, group, topics)
+            await keep_parked(session, group, topics)
         await session.admin.delete_offsets(group, topics)
 
-    run(url, call, groups=True)
+    run(url, call, groups=True, reporter=TERMINAL)
     say(f"group {group} has no position any more in {', '.join(topics)}")
 
 
@@ -222,8 +165,8 @@ def delete(group: str, yes: bool, url: str) -> None:
         click.confirm(f"{told}delete group {group} and its positions?", abort=True)
 
     async def call(session: CommandSession) -> str:
-        if await cooperative.is_cooperative(session, group):
-            await cooperative.patiently(session, lambda: session.admin.cooperative.delete(group))
+        if await is_cooperative(session, group):
+            await patiently(session, lambda: session.admin.cooperative.delete(group))
             return f"deleted cooperative group {group}"
         try:
             await session.admin.delete_group(group)
@@ -234,50 +177,14 @@ def delete(group: str, yes: bool, url: str) -> None:
         await forget_move(session, group)
         return f"deleted group {group}"
 
-    say(run(url, call, groups=True))
+    say(run(url, call, groups=True, reporter=TERMINAL))
 
 
 async def _parked(session: CommandSession, group: str) -> int:
     """Keys of it that are parked."""
-    if await cooperative.is_cooperative(session, group):
+    if await is_cooperative(session, group):
         return 0
     return await parked_count(session.admin, group, ())
-
-
-@groups.command("config")
-@click.argument("group")
-@click.argument("settings", nargs=-1, metavar="[NAME=VALUE | NAME=]...")
-@facts_options
-def config(group: str, settings: tuple[str, ...], as_json: bool, url: str) -> None:
-    """Show a group's settings, or set NAME=VALUE; `NAME=` goes back to the default."""
-
-    changes = changes_of(settings)
-
-    async def call(session: CommandSession) -> list[ConfigEntry]:
-        await cooperative.refuse(session, group, "it has no settings; its agents' options are all there is")
-        if changes:
-            await session.admin.alter_group_configs(group, changes)
-        return await session.admin.group_configs(group)
-
-    show_settings(run(url, call, create=bool(changes), groups=True), as_json=as_json)
-
-
-def _pause(group: str, url: str, *, paused: bool) -> None:
-
-    async def call(session: CommandSession) -> None:
-        await cooperative.refuse(session, group, "stop its workers, or call `agent.pause()` in each of them")
-        if not session.backend.capabilities.pausing:
-            raise Failure(
-                f"Kafka's brokers cannot pause group {group}: stop its workers, or call `agent.pause()` in each of them"
-            )
-        await session.admin.describe_group(group)  # a mistyped name would be taken, as groups can be set up beforehand
-        if paused:
-            await session.admin.pause_group(group)
-        else:
-            await session.admin.resume_group(group)
-            await session.admin.close_breaker(group)
-
-    run(url, call, groups=True)
 
 
 def _controls(facts: dict[str, Any]) -> str:
@@ -299,7 +206,7 @@ def _controls(facts: dict[str, Any]) -> str:
 
 
 async def _facts(session: CommandSession, group: str) -> dict[str, Any]:
-    if await cooperative.is_cooperative(session, group):
+    if await is_cooperative(session, group):
         return await cooperative.describe(session, group)
     return await _describe(session, group)
 
@@ -346,17 +253,6 @@ def _assignment(assigned: dict[str, list[int]]) -> str:
     return " ".join(f"{topic}:{','.join(map(str, parts))}" for topic, parts in sorted(assigned.items()))
 
 
-def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) -> ResetTarget:
-    given = [earliest, latest, at is not None, offset is not None]
-    if sum(given) != 1:
-        raise click.UsageError("say where to: one of --to-earliest, --to-latest, --to-datetime, --to-offset")
-    if earliest:
-        return "earliest"
-    if latest:
-        return "latest"
-    return offset if offset is not None else moment(at or "", "--to-datetime")
-
-
 @groups.command("seed")
 @click.argument("group")
 @click.option("--from-consumer-group", "consumer_group", required=True, metavar="NAME", help="Whose offsets to take.")
@@ -389,7 +285,7 @@ def seed(
 
         plan = await plan_seeds(session.admin, consumer_group, topics)
         if plan.seeds and not forget_parked:
-            await _keep_parked(session, group, sorted({one.topic for one in plan.seeds}))
+            await keep_parked(session, group, sorted({one.topic for one in plan.seeds}))
         if members := await session.admin.consumer_members(consumer_group):
             text = f"consumer group {consumer_group} has {members} members: what they commit from now on is run again"
             say(text, err=True)
@@ -419,5 +315,5 @@ def seed(
         say(f"group {group} begins there" if execute else NOTHING_DONE, err=True)
 
 
-for command in (move, *browse.COMMANDS):
-    groups.add_command(command)
+for one in (move, *browse.COMMANDS):
+    groups.add_command(one)

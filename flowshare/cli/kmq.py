@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import SECONDS, broker_options, execute_options, facts_options, log_options, together
-from flowshare.cli.output import Failure, headings, say, show
+from flowshare.cli.options import SECONDS, broker_options, execute_options, facts_options, log_options
+from flowshare.cli.output import headings, say, show
 from flowshare.kmq.markers import COUNT_HEADER, MAX_REDELIVERIES
 from flowshare.kmq.redelivery import QueueRules
 from flowshare.kmq.tracker import QUIET_MS
+from flowshare.ops import Failure
+from flowshare.ops.arguments import together
 
 if TYPE_CHECKING:
-    from flowshare.cli.session import CommandSession
     from flowshare.client.kmq.moving import QueueMove
     from flowshare.client.kmq.tracker import QueueTracker
+    from flowshare.ops.session import CommandSession
 
 TELL_S: Final = 60.0
 NOTHING_DONE: Final = "nothing was changed; --execute does it"
@@ -189,7 +191,7 @@ def move(
             await carry_queue(session.admin, group, plan)
         return plan
 
-    from flowshare.cli.session import run
+    from flowshare.ops.session import run
 
     plan = run(url, call, create=execute, groups=True)
     rows: list[dict[str, Any]] = [

@@ -13,9 +13,10 @@ import click
 from flowshare.agents.handler.texts import age
 from flowshare.cli import pages
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import Failure, fitting, headings, left_out, rich_table, say, show
-from flowshare.cli.session import KeptSession
+from flowshare.cli.output import fitting, headings, left_out, rich_table, say, show
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure
+from flowshare.ops.session import KeptSession
 from flowshare.printable import printable
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import click
 
 from flowshare.backend import parse_broker
 from flowshare.cli.options import execute_options, facts_options
-from flowshare.cli.output import NOTHING_DONE, Failure, headings, say, show
-from flowshare.cli.session import CommandSession, open_session, serving, slots_of
+from flowshare.cli.output import NOTHING_DONE, headings, say, show
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure
+from flowshare.ops.session import CommandSession, open_session, serving, slots_of
 
 if TYPE_CHECKING:
     from flowshare.backend.group_location import Where

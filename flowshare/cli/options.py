@@ -8,19 +8,17 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from flowshare.cli import logs
+from flowshare.ops.arguments import together
 
 if TYPE_CHECKING:
     from flowshare.agents.app.app import App
     from flowshare.agents.pages.gate import PageSettings
-
-Fun = TypeVar("Fun", bound=Callable[..., Any])
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
 
@@ -82,11 +80,6 @@ of this value for one that is missing."""
 DIRECTORY: Final = _Directory()
 MEMORY_OR_DIRECTORY: Final = _Directory(":memory:", "memory://")
 """`IN_MEMORY`, or a directory."""
-
-
-def together(*options: Callable[[Fun], Fun]) -> Callable[[Fun], Fun]:
-    """Several options as one decorator; `--help` has them in this order."""
-    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
 debug_option: Final = click.option(
@@ -198,28 +191,6 @@ def page_options(
             help="The operator's token for health and metrics: names, stacks, orders.",
         ),
     )(command)
-
-
-def pair(text: str, option: str) -> tuple[str, str]:
-    """Name and value of an option's `NAME=VALUE`. Raises: BadParameter."""
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
-    return name, value
-
-
-def moment(text: str, option: str) -> datetime:
-    """An option's date and time, UTC unless it names a zone. Raises: UsageError."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"{option} {text!r} is no date and time such as 2026-11-21T09:00:00") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
-def changes_of(settings: Iterable[str]) -> dict[str, str | None]:
-    """The settings of `NAME=VALUE` arguments; without a value None: unset it. Raises: BadParameter."""
-    return {name: value or None for name, value in (pair(text, "settings") for text in settings)}
 
 
 def broker_url(broker: str | None, app_path: str | None) -> str:

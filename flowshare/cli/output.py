@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.agents.handler.texts import TEXT_MAX, said
+from flowshare.ops import Reporter
 from flowshare.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -177,36 +178,42 @@ def rich_table(
     return table
 
 
-@contextlib.contextmanager
-def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr when it is a terminal; the function it gives takes the number of steps just done."""
-    if not sys.stderr.isatty():
-        yield lambda _steps: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+class Terminal(Reporter):
+    """The place where a command tells how it goes: stderr."""
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(title, total=total)
-        yield lambda steps: bar.advance(task, steps)
+    def tell(self, text: str) -> None:
+        """Print a line."""
+        say(text, err=True)
+
+    @contextlib.contextmanager
+    def bar(self, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """Show a bar if stderr is a terminal; the function gets the number of steps just done."""
+        if not sys.stderr.isatty():
+            yield lambda _steps: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(title, total=total)
+            yield lambda steps: bar.advance(task, steps)
 
 
-class Failure(Exception):
-    """A command cannot go on. The text is the line that the user sees."""
+TERMINAL: Final = Terminal()
 
 
 def explain(error: BaseException) -> str:
     """One line for an error that ended a command; errors that were not foreseen name `--debug`."""
     text = printable(" ".join(said(error, TEXT_MAX).split()))
-    if isinstance(error, Failure) or _speaks_for_itself(error):
+    if _speaks_for_itself(error):
         return text
     if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         return explain(error.exceptions[0])
@@ -217,7 +224,4 @@ def explain(error: BaseException) -> str:
 
 def _speaks_for_itself(error: BaseException) -> bool:
     """Tell if the error is one of flowshare's own, whose texts are written for users."""
-    return any(
-        base.__module__.startswith("flowshare.") and base.__module__ != "flowshare.cli.output"
-        for base in type(error).__mro__
-    )
+    return any(base.__module__.startswith("flowshare.") for base in type(error).__mro__)

@@ -5,6 +5,7 @@ A page is asked for by the way that the worker's own user has, else over TCP wit
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -14,11 +15,16 @@ import click
 
 from flowshare.agents.handler.texts import age
 from flowshare.backend import parse_broker
+from flowshare.cli.acting import of_deed
 from flowshare.cli.options import app_broker, broker_url, debug_option, json_option
-from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.cli.session import embedded_path
+from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.ops import Failure
+from flowshare.ops.deeds import DEEDS
+from flowshare.ops.session import embedded_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.agents.pages.own_user import Answer
 
 _TIMEOUT_S: Final = 5.0
@@ -190,31 +196,6 @@ def _print_stacks(rows: Rows, *, several: bool) -> None:
         say("nothing is in flight", err=True)
 
 
-@click.command("drain")
-@click.argument("app_path", metavar="[MODULE:APP]", required=False)
-@click.option("--broker", metavar="URL", help="Instead of an app: the embedded path that the worker runs on.")
-@click.option("--web", "address", metavar="HOST:PORT", help="The worker's health pages.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, help="Seconds.")
-@debug_option
-def drain(app_path: str | None, broker: str | None, address: str | None, timeout: float) -> None:
-    """Have a worker on this machine finish what it is running; it fetches nothing more, and ends by SIGTERM later.
-
-    The one worker of an embedded path is found by it, or the one supervisor (flowshare worker --procs), which drains
-    all of its workers. Of several, and on other brokers, name one: --web with the address that it prints when it is
-    ready.
-
-    For hooks that run before a stop, as Kubernetes' preStop. Handlers get the worker's --drain-timeout, and what is
-    left then is given back; --timeout is how long this command waits for the answer.
-    """
-    if address is None:
-        url = app_broker(app_path) if app_path else broker_url(broker, None)
-        address = _only("worker", _workers(url, by_supervisor=True))
-    answer = ask(address, "/drain", method="POST", timeout_s=timeout)
-    if not answer.get("drained"):
-        raise Failure("handlers were cut off at the drain deadline; their records run again")
-    say("drained: everything that was begun is finished")
-
-
 def _only(kind: str, known: dict[str, str]) -> str:
     """The address of the only one. kind: its name in an error. Raises: Failure (there are several)."""
     if len(known) > 1:
@@ -223,21 +204,32 @@ def _only(kind: str, known: dict[str, str]) -> str:
     return next(iter(known.values()))
 
 
-@click.command("resize")
-@click.argument("workers", type=click.IntRange(1, 256))
-@click.argument("app_path", metavar="[MODULE:APP]", required=False)
-@click.option("--broker", metavar="URL", help="Instead of an app: the embedded path that the workers run on.")
-@click.option("--web", "address", metavar="HOST:PORT", help="The supervisor's health pages.")
-@debug_option
-def resize(workers: int, app_path: str | None, broker: str | None, address: str | None) -> None:
-    """Have a supervisor (flowshare worker --procs) keep so many workers from now on; those that go drain first.
+async def _order(address: str, page: str, timeout_s: float, figure: str) -> float:
+    """Have the worker or supervisor with these pages act; the figure of its answer (`ops.deeds.Order`)."""
+    return float(ask(address, page, method="POST", timeout_s=timeout_s).get(figure, 0))
 
-    The one supervisor of an embedded path is found by it. Of several, and on other brokers, name one: --web with the
-    address that it prints when it starts.
-    """
-    if address is None:
-        url = app_broker(app_path) if app_path else broker_url(broker, None)
-        address = _only("supervisor", _supervisors(url))
-    answer = ask(address, f"/resize?workers={workers}", method="POST")
-    count = answer["workers"]
-    say(f"the supervisor keeps {count} worker{'' if count == 1 else 's'}")
+
+def _ordering(name: str, who: str, find: Callable[[str], str], said: str = "") -> click.Command:
+    """Return the command of a deed on a worker. who: of which kind. find: its address on a log. said: other words."""
+    deed = DEEDS[name]
+
+    @click.argument("app_path", metavar="[MODULE:APP]", required=False)
+    @click.option("--broker", metavar="URL", help=f"Instead of an app: the embedded path that the {who} on.")
+    @debug_option
+    def call(app_path: str | None, broker: str | None, **texts: Any) -> None:
+        given = deed.check(texts)
+        if given["worker"] is None:
+            given["worker"] = find(app_broker(app_path) if app_path else broker_url(broker, None))
+        result = asyncio.run(deed.act(_order, dry_run=False, **given))
+        say(said or deed.said(result, **given))
+
+    return of_deed(deed, call)
+
+
+drain: Final = _ordering(
+    "drain",
+    "worker runs",
+    lambda url: _only("worker", _workers(url, by_supervisor=True)),
+    "drained: everything that was begun is finished",
+)
+resize: Final = _ordering("resize", "workers run", lambda url: _only("supervisor", _supervisors(url)))

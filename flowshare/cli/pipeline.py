@@ -14,9 +14,10 @@ import click
 
 from flowshare.backend import open_backend
 from flowshare.cli import logs
-from flowshare.cli.options import PageOptions, debug_option, log_options, page_options, pair
-from flowshare.cli.output import Failure
+from flowshare.cli.options import PageOptions, debug_option, log_options, page_options
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure
+from flowshare.ops.arguments import pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

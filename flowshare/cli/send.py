@@ -16,9 +16,10 @@ from typing import IO, Final, cast
 
 import click
 
-from flowshare.cli.options import facts_options, pair
-from flowshare.cli.output import emit_json, progress, say
-from flowshare.cli.session import CommandSession, run
+from flowshare.cli.options import facts_options
+from flowshare.cli.output import TERMINAL, emit_json, say
+from flowshare.ops.arguments import pair
+from flowshare.ops.session import CommandSession, run
 
 _ROUND: Final = 5_000
 """Records that are confirmed together: the progress bar's step, and what is held in memory."""
@@ -129,7 +130,7 @@ async def _send(
     begun = session.clock.monotonic()
     key_bytes = key.encode() if key is not None else None
     sent, last = 0, None
-    with progress(f"sending to {topic}", None) as step:
+    with TERMINAL.bar(f"sending to {topic}", None) as step:
         async for batch in _as_read(values, interrupt):
             messages = [Message(value, key_bytes, headers) for value in batch]
             confirmed = await session.producer.send_many(topic, messages)

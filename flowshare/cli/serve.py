@@ -14,8 +14,9 @@ import click
 
 from flowshare.cli import logs
 from flowshare.cli.options import IN_MEMORY, MEMORY_OR_DIRECTORY, PageOptions, debug_option, log_options, page_options
-from flowshare.cli.output import Failure, say
+from flowshare.cli.output import say
 from flowshare.clock import LoopClock, new_loop
+from flowshare.ops import Failure
 
 if TYPE_CHECKING:
     from typing import Any

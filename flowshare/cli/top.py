@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import Failure, explain, headings, say, show
+from flowshare.cli.output import explain, headings, say, show
 from flowshare.cli.pages import named_workers
-from flowshare.cli.session import KeptSession
+from flowshare.ops import Failure
+from flowshare.ops.session import KeptSession
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flowshare.agents.scale.retention import Facts
-    from flowshare.cli.session import CommandSession
     from flowshare.cli.worker_pages import Workers
+    from flowshare.ops.session import CommandSession
 
 AT_ONCE: Final = 100
 """Groups whose figures one look asks for."""

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.cli.cooperative import groups_of
-from flowshare.cli.options import broker_options, facts_options, pair
-from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.cli.session import CommandSession, run
+from flowshare.cli.options import broker_options, facts_options
+from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.ops import Failure
+from flowshare.ops.arguments import pair
+from flowshare.ops.session import CommandSession, run
 
 if TYPE_CHECKING:
     from flowshare.protocol.messages import TopicMetadata

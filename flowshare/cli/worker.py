@@ -16,8 +16,8 @@ import click
 from flowshare.backend import open_backend
 from flowshare.cli import logs
 from flowshare.cli.options import SECONDS, PageOptions, debug_option, handler_options, log_options, page_options
-from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.pages import own_user
 from flowshare.backend.path_workers import running_workers
 from flowshare.cli import worker_answers
-from flowshare.cli.session import embedded_path
+from flowshare.ops.session import embedded_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +136,7 @@ class Workers:
         """Of each process that was named and runs pipelines on Spark: state, rate, batch time and backlog of each."""
         return await self._all("/pipelines", worker_answers.pipelines)
 
-    async def order(self, address: str, page: str, timeout_s: float, *, figure: str) -> float:
+    async def order(self, address: str, page: str, timeout_s: float, figure: str) -> float:
         """The figure that a worker or supervisor answers to an order (POST). Raises: LookupError, OSError,
         ValueError."""
         worker = next((one for one in await self.running() if one.address == address), None)
@@ -151,13 +151,6 @@ class Workers:
         if answer.status != 200:
             raise OSError(f"{address} answered {answer.status}: {_line(answer.body)}")
         return worker_answers.ordered(answer.body, figure)
-
-    async def drain(self, address: str, timeout_s: float) -> bool:
-        """Have the worker with these pages finish what it is running and fetch nothing more.
-
-        Raises: LookupError, OSError, ValueError.
-        """
-        return bool(await self.order(address, "/drain", timeout_s, figure="drained"))
 
     def _token_for(self, worker: Worker) -> bytes | None:
         """Named workers are shown the token. Those of the path run here, as this user, and need none: who listens at

@@ -20,20 +20,21 @@ from flowshare.agents.scale.in_turn import InTurn
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, of_group, stall_reason
-from flowshare.cli.output import Failure, explain
+from flowshare.cli.output import explain
 from flowshare.client.admin.admin import BREAKER, PAUSED
 from flowshare.client.errors import ServerError
 from flowshare.console.store import GROUPS, Figures
 from flowshare.core_errors import FlowshareError
+from flowshare.ops import Failure
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.cli.session import CommandSession
     from flowshare.client.admin.watching import ShareWatch
     from flowshare.clock import Clock
     from flowshare.console.agents import AgentWatch
     from flowshare.console.source import Source
     from flowshare.console.store import Store
+    from flowshare.ops.session import CommandSession
     from flowshare.protocol.messages import TopicMetadata
 
 logger = logging.getLogger("flowshare.console")

@@ -15,9 +15,10 @@ import click
 
 from flowshare.cli import logs
 from flowshare.cli.options import DIRECTORY, broker_options, debug_option, log_options
-from flowshare.cli.output import Failure, say
+from flowshare.cli.output import say
 from flowshare.cli.pages import named_workers
-from flowshare.cli.session import embedded_path
+from flowshare.ops import Failure
+from flowshare.ops.session import embedded_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

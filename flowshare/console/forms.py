@@ -1,31 +1,32 @@
-"""Parts of a console action: a form, the command that it stands for, a preview of its effects, and its execution."""
+"""Parts of a console action: a form, the deed that its button does, and the command that does the same."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from flowshare.backend import parse_broker
+from flowshare.console.source import ASK_S
 from flowshare.core_errors import FlowshareError
+from flowshare.ops import Failure
 
 if TYPE_CHECKING:
     from flowshare.cli.worker_pages import Workers
     from flowshare.console.source import Source
+    from flowshare.ops.deed import Deed, Given, Preview
 
 Params = Mapping[str, str]
+Texts = dict[str, list[str]]
+"""Texts of a deed's arguments, by their names."""
 TEXT_MAX: Final = 1_100
 """The most characters of a field; a group's name has up to 1,024."""
-OF_THE_LOG: Final = ("groups", "dlq")
-"""Commands that take a broker; the others are about one worker."""
 _SECRET: Final = re.compile("passw|secret", re.IGNORECASE)
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """Characters that no form carries: browsers send a line feed as two characters, and nothing for a zero."""
-PARTITION_MAX: Final = 2**31 - 1
-NUMBER_MAX: Final = 10**18
 
 
 class BadForm(FlowshareError, ValueError):
@@ -34,7 +35,11 @@ class BadForm(FlowshareError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a form. choices: allowed values; hint: the text below. hidden: True: the button sends it."""
+    """One field of a form. choices: allowed values; hint: the text below. hidden: True: the button sends it.
+
+    argument: the deed's argument that it gives; "": the one of its name. many: it has several texts, with commas or
+    spaces between them.
+    """
 
     name: str
     label: str = ""
@@ -42,15 +47,13 @@ class Field:
     choices: tuple[str, ...] = ()
     optional: bool = False
     hidden: bool = True
+    argument: str = ""
+    many: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """Effects that an action would have. lines: as sentences; columns, rows: as a table."""
-
-    lines: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Any, ...], ...] = ()
+    def texts(self, params: Params) -> Texts:
+        """Return the argument that it gives."""
+        text = params[self.name]
+        return {self.argument or self.name: text.replace(",", " ").split() if self.many else [text]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +63,39 @@ class Means:
     source: Source
     workers: Workers
 
+    async def carry_out(self, deed: Deed, arguments: Given, *, dry_run: bool, limit_s: float) -> Any:
+        """Return the result of a deed. Raises: Failure; what `Source.ask` raises."""
+        if not deed.on_workers:
+            return await self.source.ask(
+                lambda session: deed.act(session, dry_run=dry_run, **arguments), limit_s=limit_s
+            )
+        try:
+            return await deed.act(self.workers.order, dry_run=dry_run, **arguments)
+        except (LookupError, OSError, ValueError) as error:
+            raise Failure(str(error)) from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One action. command: the same deed as words of the command line. danger: it cannot be undone."""
+    """One action: a deed with a form. limit_s: time, in s, that it may take."""
 
     name: str
     title: str
+    deed: Deed
     fields: tuple[Field, ...]
-    command: Callable[[Params], list[str]]
-    preview: Callable[[Means, Params], Awaitable[Preview]]
-    act: Callable[[Means, Params], Awaitable[str]]
-    danger: bool = False
+    texts: Callable[[Params], Texts] | None = None
+    """Texts of the deed's arguments; None: as the fields give them."""
+    limit_s: float = ASK_S
     long: bool = False
     """True: the action may take minutes; short ones have room of their own."""
     back: Callable[[Params], str] = field(
         default=lambda params: f"group?{urlencode({'name': params.get('group', '')})}"
     )
+
+    @property
+    def danger(self) -> bool:
+        """True if it cannot be undone."""
+        return self.deed.danger
 
     def read(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the fields of a form. Raises BadForm."""
@@ -98,12 +117,33 @@ class Action:
             read[one.name] = text
         return read
 
+    def given(self, params: Params) -> Texts:
+        """Return the texts of the deed's arguments."""
+        if self.texts is not None:
+            return self.texts(params)
+        return {name: texts for one in self.fields for name, texts in one.texts(params).items()}
+
+    def arguments(self, params: Params) -> Given:
+        """Return the deed's arguments. Raises: ClickException, with the sentence of the command."""
+        return self.deed.read(self.given(params))
+
     def said(self, params: Params, broker: str = "") -> str:
         """Return the command as it is typed. broker: the log to name, for commands about the log (`to_type`)."""
-        words = _no_option(self.command(params))
-        if broker and words[0] in OF_THE_LOG:
-            words[2:2] = ["--broker", broker]
+        words = self.deed.words(self.given(params))
+        if broker and not self.deed.on_workers:
+            size = len(self.deed.command.split())
+            words[size:size] = ["--broker", broker]
         return shlex.join(["flowshare", *words])
+
+    async def preview(self, means: Means, arguments: Given) -> Preview:
+        """Return the effects that it would have, and change nothing."""
+        found = await means.carry_out(self.deed, arguments, dry_run=True, limit_s=self.limit_s)
+        return self.deed.about(found, **arguments)
+
+    async def act(self, means: Means, arguments: Given) -> str:
+        """Do it; return the outcome as a sentence."""
+        found = await means.carry_out(self.deed, arguments, dry_run=False, limit_s=self.limit_s)
+        return self.deed.said(found, **arguments)
 
 
 def to_type(url: str) -> str:
@@ -116,33 +156,9 @@ def to_type(url: str) -> str:
     return str(replace(broker, password="", options=plain))
 
 
-def _no_option(words: list[str]) -> list[str]:
-    """Return the command with a name that begins with a dash behind `--`, so that it is no option."""
-    if words[0] not in OF_THE_LOG:
-        return words
-    name, rest = words[2], words[3:]
-    if not name.startswith("-"):
-        return words
-    options = bool(rest) and rest[0].startswith("-")
-    return [*words[:2], *rest, "--", name] if options else [*words[:2], "--", name, *rest]
-
-
 GROUP: Final = Field("group", "the group")
 
 
-def typed(name: str, label: str, hint: str = "", choices: tuple[str, ...] = (), *, optional: bool = False) -> Field:
+def typed(name: str, label: str, hint: str = "", choices: tuple[str, ...] = (), **more: Any) -> Field:
     """Return a field that the user fills in."""
-    return Field(name, label, hint, choices, optional, hidden=False)
-
-
-def is_number(text: str, most: int = NUMBER_MAX) -> bool:
-    """True if the text is a whole number from 0 to `most`."""
-    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most
-
-
-def number(params: Params, name: str, about: str = "", *, least: int = 0) -> int:
-    """Return the number that was filled in. Raises: BadForm."""
-    text = params[name]
-    if not is_number(text, PARTITION_MAX if name == "partition" else NUMBER_MAX) or int(text) < least:
-        raise BadForm(f"{about or name} is a number from {least} on, not {text!r}")
-    return int(text)
+    return Field(name, label, hint, choices, hidden=False, **more)

@@ -33,7 +33,7 @@ from yarl import URL
 from flowshare.agents.pages.gate import Gate, Named, Need, read_host
 from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
 from flowshare.backend import parse_broker
-from flowshare.cli.output import Failure, explain
+from flowshare.cli.output import explain
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.net.security import PASSWORD_VARIABLE
 from flowshare.console import logins
@@ -48,12 +48,15 @@ from flowshare.console.sessions import AGE_S, Session, Sessions
 from flowshare.console.source import NotAnswering
 from flowshare.console.store import TEXT_MAX, Deed
 from flowshare.core_errors import FlowshareError
+from flowshare.ops import Failure
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.security.guesses import FailureTally, Guesses, Pace, is_loopback
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import ssl
+
+    from flowshare.ops.deed import Given
 
 logger = logging.getLogger("flowshare.console")
 
@@ -395,6 +398,7 @@ class ConsoleServer:
             return self._html("form.html", context, session)
         try:
             params = action.read(query)
+            arguments = action.arguments(params)
             context |= {
                 "params": params,
                 "back": "/" + action.back(params),
@@ -402,7 +406,7 @@ class ConsoleServer:
                 "password_variable": PASSWORD_VARIABLE if self._asks_password else None,
             }
             async with _room(self._previewing):
-                context["preview"] = await action.preview(self._means, params)
+                context["preview"] = await action.preview(self._means, arguments)
         except PROBLEMS as error:
             status, context["why"] = _problem(error)
             return self._html("form.html", context, session, status=status)
@@ -417,13 +421,14 @@ class ConsoleServer:
             raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
         try:
             params = action.read(form)
+            arguments = action.arguments(params)
             back, command = "/" + action.back(params), action.said(params)
-        except BadForm as error:
-            raise web.HTTPBadRequest(text=str(error)) from None
+        except (BadForm, click.ClickException) as error:
+            raise web.HTTPBadRequest(text=_problem(error)[1]) from None
         if len(command) > TEXT_MAX:
             raise web.HTTPBadRequest(text=f"this is longer than the {TEXT_MAX} characters that are written down of it")
         self._check_pace(session)
-        task = asyncio.create_task(self._carry_out(request, session, action, params, command))
+        task = asyncio.create_task(self._carry_out(request, session, action, arguments, command))
         self._deeds[task] = action.long
         task.add_done_callback(self._deeds.pop)
         await asyncio.wait([task], timeout=ANSWER_S)
@@ -439,7 +444,7 @@ class ConsoleServer:
         pace.failed(now_s)
 
     async def _carry_out(
-        self, request: web.Request, session: Session, action: Action, params: Mapping[str, str], command: str
+        self, request: web.Request, session: Session, action: Action, arguments: Given, command: str
     ) -> None:
         """Write the action down, do it, write its outcome down, and notify the user; also when no browser waits any
         more."""
@@ -460,7 +465,7 @@ class ConsoleServer:
         logger.info("%s by %s: %s", action.name, session.name, deed.command)
         outcome, done = "the log says why", False
         try:
-            outcome, done = await action.act(self._means, params), True
+            outcome, done = await action.act(self._means, arguments), True
         except PROBLEMS as error:
             outcome = _problem(error)[1]
         except Exception:  # a fault of the console

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from flowshare.backend import parse_broker
 from flowshare.backend.fleet_options import fleet_of
 from flowshare.cli.output import explain
-from flowshare.cli.session import brokers_of
 from flowshare.client.errors import ClientError
 from flowshare.console.source import NotAnswering
 from flowshare.fleet.inspection import describe_fleet
+from flowshare.ops.session import brokers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

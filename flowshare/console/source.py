@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.backend.base import BackendError
-from flowshare.cli.output import Failure, explain
-from flowshare.cli.session import CommandSession, open_session
+from flowshare.cli.output import explain
 from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.core_errors import FlowshareError
 from flowshare.log.base import LogError, StorageHeld
+from flowshare.ops import Failure
+from flowshare.ops.session import CommandSession, open_session
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ class Shell:
         monkeypatch.setattr("flowshare.log.memory.MemoryStorage", lambda _clock: storage)
         monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
         monkeypatch.setattr("flowshare.cli.lag._SAMPLE_S", 0.01)
-        monkeypatch.setattr("flowshare.cli.session.open_backend", lambda _url, **_: self.backend())
+        monkeypatch.setattr("flowshare.ops.session.open_backend", lambda _url, **_: self.backend())
 
     def backend(self):
         return MemoryBackend(clock=LoopClock())
@@ -436,7 +436,7 @@ def test_a_letter_whose_topic_cannot_be_made_or_that_is_too_large_stops_no_other
 
     shell("topics", "create", "orders", "--config", "max.message.bytes=1000")
     shell.beside(forged)
-    monkeypatch.setattr("flowshare.cli.replay.ROUND", 2)  # the letters behind a round's are not stopped either
+    monkeypatch.setattr("flowshare.ops.replay.ROUND", 2)  # the letters behind a round's are not stopped either
 
     error = shell("dlq", "replay", "shop.bill.dlq", code=1)
     assert "2 cannot be sent: shop.bill.dlq-0@1 (" in error

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.cli.cooperative import patiently
+from flowshare.cli.output import TERMINAL
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
 from flowshare.cooperative.types import HASHES
+from flowshare.ops.groups import patiently
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import virtual
 from flowshare.testing.clock import LoopTimeClock
@@ -131,7 +132,7 @@ def test_a_command_that_leads_waits_for_the_leases_of_the_dead_and_another_one_s
         return "done"
 
     async def main() -> str:
-        return await patiently(SimpleNamespace(clock=LoopTimeClock(), leads=leads), call)
+        return await patiently(SimpleNamespace(clock=LoopTimeClock(), leads=leads, reporter=TERMINAL), call)
 
     if leads:
         assert virtual.run(main()) == "done"

@@ -11,10 +11,10 @@ import pytest
 from flowshare.backend import open_backend
 from flowshare.backend.url import parse_broker
 from flowshare.cli import main
-from flowshare.cli.session import led_here
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
+from flowshare.ops.session import led_here
 from tests.waiting import until
 
 

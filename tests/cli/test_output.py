@@ -6,8 +6,9 @@ import pytest
 
 from flowshare.agents.handler.texts import age
 from flowshare.cli.lag import SPARE, View, known, spoken
-from flowshare.cli.output import Failure, cell, explain, fitting, rich_table, show
+from flowshare.cli.output import cell, explain, fitting, rich_table, show
 from flowshare.core_errors import InvalidConfig
+from flowshare.ops import Failure
 
 ROWS = [
     {"name": "orders", "partitions": 1, "topic_id": "x"},

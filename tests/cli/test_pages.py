@@ -14,7 +14,7 @@ from flowshare.agents.pages.gate import PageSettings
 from flowshare.backend.path_workers import Registration
 from flowshare.cli import main
 from flowshare.cli.lag import _LagSource
-from flowshare.cli.output import Failure
+from flowshare.ops import Failure
 from flowshare.web.server import WebServer
 from tests.waiting import LIMIT_S
 from tests.web.test_web import TOKEN, Runtime, StandIn

@@ -213,7 +213,7 @@ def test_an_unparked_key_goes_on_without_its_letters(shell):
 
 
 def test_many_parked_keys_are_replayed_a_part_at_a_time(shell, monkeypatch):
-    monkeypatch.setattr("flowshare.cli.replay.KEYS_AT_ONCE", 1)
+    monkeypatch.setattr("flowshare.ops.replay.KEYS_AT_ONCE", 1)
     shell("topics", "create", "in")
     sent(shell, 0, 1, 2, 3)
     assert handled(shell, poison={0, 1}, records=4) == []

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.cli.letters import NOT_COPIED, SERVER_PREFIX, letter_of
-from flowshare.cli.replay import METADATA_MAX, ParkedLookup, Replay, format_runs, parse, whole
 from flowshare.client.errors import ServerError
+from flowshare.ops.letters import NOT_COPIED, SERVER_PREFIX, letter_of
+from flowshare.ops.replay import METADATA_MAX, ParkedLookup, Replay, format_runs, parse, whole
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.ranges import merged
 

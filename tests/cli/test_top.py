@@ -93,7 +93,7 @@ class FakeSession:
         self._open = None
 
     async def opened(self):
-        from flowshare.cli.session import open_session
+        from flowshare.ops.session import open_session
 
         if self.gone:
             raise NotConnected("127.0.0.1:9092: connection refused")

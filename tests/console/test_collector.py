@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.agents.scale import lag, stall_reason
-from flowshare.cli.output import Failure
 from flowshare.client.errors import ClientError, ConnectionLost, ServerError
 from flowshare.console import collector as collector_module
 from flowshare.console import source as source_module
@@ -18,6 +17,7 @@ from flowshare.console.collector import AWAY_S, LOOK_S, Collector, GroupLine, Lo
 from flowshare.console.source import NotAnswering, Source
 from flowshare.console.store import GROUPS, Figures
 from flowshare.log.base import StorageHeld
+from flowshare.ops import Failure
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.virtual import run

@@ -123,8 +123,8 @@ async def test_it_serves_a_path_that_is_made_later_and_keeps_who_did_what_over_a
 
 
 async def test_a_registry_that_is_no_address_is_refused_with_what_it_has_to_be():
-    from flowshare.cli.output import Failure
     from flowshare.console.command import schemas_of
+    from flowshare.ops import Failure
 
     with pytest.raises(Failure, match="--registry: Registry takes an address such as"):
         schemas_of("registry:8081", None)

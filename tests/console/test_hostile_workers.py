@@ -167,11 +167,11 @@ async def test_the_token_goes_to_named_workers_and_to_nobody_at_the_port_of_one_
         monkeypatch.setattr(workers_module.sys, "platform", "linux")
         try:
             await made.in_flight()
-            await made.drain(one.address, 5)
+            await made.order(one.address, "/drain", 5, "drained")
             assert len(one.heads) == 2
             assert not [head for head in one.heads if b"Authorization" in head or secret in head]
             found[:] = [Worker(name=one.address, address=one.address)]
-            await made.drain(one.address, 5)
+            await made.order(one.address, "/drain", 5, "drained")
             assert secret in one.heads[-1]
         finally:
             made.close()

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from flowshare.client.producer.producer import Message
-from flowshare.console.actions import ACTIONS, BadForm
+from flowshare.console.actions import ACTIONS
+from flowshare.console.forms import BadForm
 from flowshare.console.markup import HEADERS_MAX, NAME_MAX, mark
 from flowshare.console.pages import group as group_page
 from flowshare.console.pages.group import ASSIGNED_MAX, assigned

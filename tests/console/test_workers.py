@@ -201,12 +201,12 @@ async def test_of_very_many_workers_the_first_ones_are_asked():
 
 async def test_a_worker_is_drained_by_the_address_of_its_pages():
     async with pages(drain=body({"drained": True})) as one, asked(one.address) as workers:
-        assert await workers.drain(one.address, 1.0)
+        assert await workers.order(one.address, "/drain", 1.0, "drained")
         with pytest.raises(LookupError, match=r"nobody with pages at .* runs here any more"):
-            await workers.drain("127.0.0.1:1", 1.0)
+            await workers.order("127.0.0.1:1", "/drain", 1.0, "drained")
         one.answers["/drain"] = 403, b"this is for\nthe operator"
         with pytest.raises(OSError, match="answered 403: this is for the operator"):
-            await workers.drain(one.address, 1.0)
+            await workers.order(one.address, "/drain", 1.0, "drained")
 
 
 async def test_counters_of_agents_are_summed_over_workers():

@@ -88,9 +88,9 @@ def test_the_hook_before_the_stop_drains_the_worker_and_there_is_time_for_it():
     options = parsed(arguments).params
 
     assert program == "flowshare"
-    assert options["address"] == f"127.0.0.1:{port_named('pages')}"
+    assert options["worker"] == f"127.0.0.1:{port_named('pages')}"
     drain_s = parsed(container()["args"]).params["drain_timeout"]
-    assert drain_s + 5 < pod()["terminationGracePeriodSeconds"] < options["timeout"]
+    assert drain_s + 5 < pod()["terminationGracePeriodSeconds"] < options["wait_s"]
 
 
 def test_prometheus_and_the_service_find_the_pages():

@@ -18,7 +18,7 @@ LIMIT_S = 200.0
 
 BEFORE = """
 import flowshare as fs
-from flowshare.cli.session import run
+from flowshare.ops.session import run
 
 BROKER = "embedded://{folder}/shop"
 run(BROKER, lambda made: made.admin.create_topic("orders"), create=True)

@@ -18,12 +18,12 @@ from flowshare.backend.blocking import BlockingShareConsumer
 from flowshare.backend.group_location import mark_move
 from flowshare.cli.groups import groups
 from flowshare.cli.move import move_group
-from flowshare.cli.output import Failure
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.admin.seeding import plan_seeds
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure
 from flowshare.share.types import AckRange
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]

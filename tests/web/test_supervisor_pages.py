@@ -16,8 +16,8 @@ from aiohttp import web
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings
 from flowshare.agents.pages.site import PagesError
-from flowshare.cli.output import Failure
 from flowshare.cli.pages import ask
+from flowshare.ops import Failure
 from flowshare.web.metrics import MergedMetrics
 from flowshare.web.server import WebServer
 from flowshare.web.supervisor import SupervisorPages

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.cli.letters import is_own
 from flowshare.client.errors import ClientError
 from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
 from flowshare.console.values import MASKED
+from flowshare.ops.letters import is_own
 
 if TYPE_CHECKING:
-    from flowshare.cli.session import CommandSession
     from flowshare.client.admin.browsing import BrowsePage
     from flowshare.console.values import Values
+    from flowshare.ops.session import CommandSession
 
 SHOWN: Final = 50
 SEARCHED: Final = 5_000

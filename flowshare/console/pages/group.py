@@ -17,9 +17,9 @@ from flowshare.console.store import GROUPS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flowshare.cli.session import CommandSession
     from flowshare.console.collector import GroupLine
     from flowshare.console.store import Figures, Point
+    from flowshare.ops.session import CommandSession
 
 ASSIGNED_MAX: Final = 50
 """The most topics of a member, and partitions of a topic, that are named."""

@@ -11,9 +11,9 @@ from flowshare.client.errors import ClientError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flowshare.cli.session import CommandSession
     from flowshare.console.collector import GroupLine
     from flowshare.console.pages.page import View
+    from flowshare.ops.session import CommandSession
 
 PARTITIONS_MAX: Final = 64
 """Share-partitions that one page asks about; those with the most come first."""

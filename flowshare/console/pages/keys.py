@@ -13,9 +13,9 @@ from flowshare.share.parking import OVER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowshare.cli.session import CommandSession
     from flowshare.client.admin.browsing import BrowsedRecord
     from flowshare.console.values import Values
+    from flowshare.ops.session import CommandSession
 
 Place = tuple[str, int, int]
 HEADS_MAX: Final = 50

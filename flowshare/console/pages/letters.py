@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
-from flowshare.cli.replay import Replayed, replayed_in
 from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 from flowshare.console.values import MASKED, masked_kind, masked_trace
+from flowshare.ops.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
+from flowshare.ops.replay import Replayed, replayed_in
 
 if TYPE_CHECKING:
-    from flowshare.cli.session import CommandSession
+    from flowshare.ops.session import CommandSession
 
 _NUMBERS: Final = re.compile(r"\d+(\.\d+)?")
 NEWEST: Final = 2_000

@@ -9,9 +9,9 @@ import pytest
 import flowshare as fs
 from flowshare.agents.handler.errors import UsageError
 from flowshare.cli.check import _log
-from flowshare.cli.replay import Replayed
-from flowshare.cli.session import CommandSession
 from flowshare.clock import LoopClock
+from flowshare.ops.replay import Replayed
+from flowshare.ops.session import CommandSession
 from tests.agents.suite.places import Place
 from tests.waiting import until
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from playwright.async_api import Page
 
-from flowshare.cli.session import open_session
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
 from flowshare.client.producer.producer import Message, Producer
@@ -27,6 +26,7 @@ from flowshare.clock import LoopClock
 from flowshare.console import logins
 from flowshare.console.logins import Role
 from flowshare.dev.processes import tail, tied_to_parent
+from flowshare.ops.session import open_session
 from tests.browser.pages import LOOKS, Browser, Look, shot
 from tests.waiting import blocking_until, until
 

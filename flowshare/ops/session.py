@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.backend import open_backend, parse_broker
 from flowshare.backend.base import NOTHING_ASKED
-from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
+from flowshare.ops import Failure, Reporter
 
 if TYPE_CHECKING:
     from flowshare.agents.scale.retention import Facts
@@ -51,6 +51,8 @@ class CommandSession:
     clock: Clock
     producer_settings: ProducerSettings | None = None
     """Of the producer, when it is made: what an app says."""
+    reporter: Reporter = field(default_factory=Reporter)
+    """The place where long deeds tell how they go."""
     _producer: Producer | None = None
 
     def send_as(self, app_path: str | None) -> None:
@@ -194,11 +196,13 @@ def run(
     groups: bool = False,
     asked: GroupNeeds = NOTHING_ASKED,
     cooperative: Collection[str] = (),
+    reporter: Reporter | None = None,
 ) -> T:
-    """Open the log as `open_session` does, await `function(session)`, close the log."""
+    """Open the log as `open_session` does, await `function(session)`, close the log. reporter: of a long deed."""
 
     async def call() -> T:
         async with open_session(url, create=create, groups=groups, asked=asked, cooperative=cooperative) as session:
+            session.reporter = reporter or session.reporter
             return await function(session)
 
     return asyncio.run(call())

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.agents.handler.texts import said
-from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
-from flowshare.cli.output import Failure, progress, say
-from flowshare.cli.session import CommandSession
 from flowshare.client.errors import ClientError, IllegalState, ServerError, Unsupported
+from flowshare.ops import Failure
+from flowshare.ops.letters import ROUND, is_own, letter_of, place_text, read_letters
+from flowshare.ops.session import CommandSession
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.key_hash import KeyOrder, key_name
 from flowshare.protocol.private import REPLAY_HEADER
@@ -70,13 +69,11 @@ class Replay:
         dry_run: bool,
         again: bool,
         per_s: float | None = None,
-        quiet: bool = False,
     ) -> None:
         """target: where to; None: where each came from. again: those too that were replayed before. per_s: letters a
-        second at most; None: as fast as it goes. quiet: nothing is printed on the way."""
+        second at most; None: as fast as it goes."""
         self._session = session
         self._per_s = per_s
-        self._quiet = quiet
         self._again = again
         self.before = Replayed(session.admin, topic)
         self.left_out = 0
@@ -116,19 +113,15 @@ class Replay:
                 await self.run(wanted, limit)
             await self.run_parked()
         except asyncio.CancelledError:
-            if not self._quiet:
-                say(f"{self.done} letters were replayed; another replay goes on with the rest", err=True)
+            self._session.reporter.tell(f"{self.done} letters were replayed; another replay goes on with the rest")
             raise
-
-    def _progress(self, title: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _: None) if self._quiet else progress(title, total)
 
     def _at_once(self, most: int) -> int:
         """How many are sent before it may be interrupted again: what takes about a second."""
         return most if self._per_s is None else max(1, min(most, int(self._per_s)))
 
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
-        with self._progress(f"replaying {self._topic}", limit) as step:
+        with self._session.reporter.bar(f"replaying {self._topic}", limit) as step:
             async for letter in read_letters(self._session, self._topic):
                 if limit is not None and self._taken() >= limit:
                     break
@@ -205,7 +198,7 @@ class Replay:
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
         wanted = sorted(self._parked_wanted)
-        with self._progress("replaying parked keys", len(wanted)) as step:
+        with self._session.reporter.bar("replaying parked keys", len(wanted)) as step:
             at_once = self._at_once(KEYS_AT_ONCE)
             for first in range(0, len(wanted), at_once):
                 some = wanted[first : first + at_once]
@@ -362,24 +355,6 @@ async def whole(step: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await task
         raise
-
-
-async def parked_count(admin: ShareAdmin, group: str, topics: Sequence[str]) -> int:
-    """How many parked keys a group has in these topics (none: in all); brokers have none. Raises: ServerError."""
-    try:
-        told = await admin.parked_keys(group)
-    except Unsupported:
-        return 0
-    except ServerError as error:
-        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-            raise  # who cannot see them must not forget them
-        return 0
-    return sum(not topics or one.topic in topics for one in told.keys)
-
-
-def parked_text(group: str, count: int) -> str:
-    """How that is told."""
-    return f"group {group} has {count} parked keys (flowshare dlq parked {group})"
 
 
 class KeyAt(NamedTuple):

@@ -1,18 +1,20 @@
-"""Dead letters as the commands read them: where they are, what they say of themselves, and how they look."""
+"""Dead letters as operators see them: where they are, what they say of themselves, and how they look."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from flowshare.cli.output import Failure
+from flowshare.ops import Failure
+from flowshare.ops.arguments import moment, together
 
 if TYPE_CHECKING:
-    from flowshare.cli.replay import Replayed
-    from flowshare.cli.session import CommandSession
+    from flowshare.ops.replay import Replayed
+    from flowshare.ops.session import CommandSession
 
 SUFFIX: Final = ".dlq"
 ROUND: Final = 1_000
@@ -26,6 +28,41 @@ _NUMBERS: Final = ("partition", "offset", "attempts", "timestamp")
 """Facts that are numbers, though headers have text only."""
 _NUMBER_MAX: Final = 19
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
+
+
+filter_options: Final = together(
+    click.option("--reason", help="The reason contains this."),
+    click.option("--exception", help="The exception's name contains this."),
+    click.option("--agent", help="Died in this agent."),
+    click.option("--since", metavar="ISO", help="Died at or after this time (UTC unless it names a zone)."),
+)
+"""The filters of letters; a command gets them as keyword arguments, for `LetterFilter.of`."""
+
+
+class LetterFilter(NamedTuple):
+    """The dead letters that are meant; the default: all of them. given: a filter was given."""
+
+    reason: str = ""
+    exception: str = ""
+    agent: str | None = None
+    since_ms: float = -math.inf
+    given: bool = False
+
+    @classmethod
+    def of(cls, reason: str | None, exception: str | None, agent: str | None, since: str | None) -> LetterFilter:
+        """Read the texts of options. Raises: UsageError."""
+        since_ms = -math.inf if since is None else moment(since, "--since").timestamp() * 1000
+        given = any((reason, exception, agent, since))
+        return cls((reason or "").lower(), (exception or "").lower(), agent, since_ms, given)
+
+    def takes(self, letter: Mapping[str, Any]) -> bool:
+        """True if this letter is meant."""
+        return (
+            self.reason in letter["reason"].lower()
+            and self.exception in letter["exception"].lower()
+            and self.agent in (None, letter["agent"])
+            and letter["died_ms"] >= self.since_ms
+        )
 
 
 async def partitions_of(session: CommandSession, topic: str) -> int:

@@ -1,0 +1,145 @@
+"""Each deed has two faces, a command and a button; both read the same texts, and call the same act with the same
+arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shlex
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from flowshare.cli import COMMANDS, main
+from flowshare.console.actions import ACTIONS
+from flowshare.console.forms import Means
+from flowshare.ops.deeds import DEEDS
+from tests.console.test_actions import GIVEN, RANGES, REPLAY, RESET
+
+GROUP = {"group": "g"}
+WRONG = [
+    ("release", {**RANGES, "ranges": "x"}, "'x' is no offset or range such as 17 or 17-20"),
+    ("now", {**RANGES, "ranges": "9-5"}, "'9-5' ends before it begins"),
+    ("reject", {**RANGES, "ranges": ","}, "Missing option '--offset'"),
+    ("dead_letter", {**RANGES, "partition": "-1"}, "Invalid value for '--partition'"),
+    ("release", {**RANGES, "partition": str(2**31)}, "is not in the range 0<=x<=2147483647"),
+    ("set", {**GROUP, "setting": "=", "value": "7"}, "'==7' is not NAME=VALUE"),
+    ("reset", {**RESET, "to": "offset", "at": "x"}, "Invalid value for '--to-offset'"),
+    ("reset", {**RESET, "to": "time", "at": "now"}, "--to-datetime 'now' is no date and time such as"),
+    ("reset", {**RESET, "to": "time"}, "say where to: one of --to-earliest"),
+    ("unpark", {**GROUP, "topic": "orders", "partition": "0", "key": "xy"}, "'xy' is not hexadecimal"),
+    ("replay", {**REPLAY, "at": "17"}, "'17' is no place of shop.orders.dlq"),
+    ("replay", {**REPLAY, "at": "0@" + "9" * 30}, "there is no letter at 0@9"),
+    ("replay", {**REPLAY, "limit": "0"}, "Invalid value for '--limit'"),
+    ("replay", {**REPLAY, "rate": "nan"}, "'nan' is no number a second"),
+    ("end_delays", {**GROUP, "rate": "0"}, "Invalid value for '--rate'"),
+    ("end_delays", {**GROUP, "rate": "inf"}, "'inf' is no number a second"),
+    ("resize", {"worker": "127.0.0.1:1", "count": "0"}, "Invalid value for 'WORKERS'"),
+]
+
+
+class Done(Exception):
+    """The act was called; nothing more is looked at."""
+
+
+@pytest.fixture
+def acts(monkeypatch):
+    """Calls of acts, in order: the command of the deed, and the arguments."""
+    called = []
+
+    def act_of(deed):
+        async def act(_, **given):
+            called.append((deed.command, given))
+            raise Done
+
+        return act
+
+    before = {deed.command: deed.act for deed in DEEDS.values()}
+    for deed in DEEDS.values():
+        object.__setattr__(deed, "act", act_of(deed))
+    yield called
+    for command, act in before.items():
+        object.__setattr__(DEEDS[command], "act", act)
+
+
+def run(words, monkeypatch):
+    """Run a command on a log that nobody looks at."""
+
+    def on_none(_, function, **__):
+        asyncio.run(function(SimpleNamespace(send_as=lambda _: None)))
+
+    monkeypatch.setattr("flowshare.cli.acting.run", on_none)
+    monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return stop.value.code
+
+
+def command_of(deed):
+    """Return the command that the command line has for a deed."""
+    first, *rest = deed.command.split()
+    module, attribute, _ = COMMANDS[first]
+    command = getattr(importlib.import_module(module), attribute)
+    for name in rest:
+        command = command.commands[name]
+    return command
+
+
+@pytest.mark.parametrize("name", DEEDS)
+def test_each_deed_is_a_command_with_its_arguments_and_a_button(name):
+    deed = DEEDS[name]
+    command = command_of(deed)
+
+    assert command.name == deed.name
+    assert command.help == deed.help
+    assert all(any(one is mine for mine in command.params) for one in deed.arguments)
+    options = {option for one in command.params for option in one.opts}
+    assert {deed.trial} - {""} <= options
+    buttons = [action for action in ACTIONS.values() if action.deed is deed]
+    assert buttons
+    names = {one.name for one in deed.arguments}
+    for action in buttons:
+        params = next(params for button, params, _ in GIVEN if button == action.name)
+        assert action.given(params).keys() <= names
+        assert action.danger is deed.danger
+
+
+def test_each_button_is_a_deed_of_the_table():
+    assert {action.deed.command for action in ACTIONS.values()} == set(DEEDS)
+    assert all(DEEDS[action.deed.command] is action.deed for action in ACTIONS.values())
+
+
+@pytest.mark.parametrize(("name", "params", "_"), GIVEN)
+def test_both_faces_call_the_same_act_with_the_same_arguments(acts, monkeypatch, name, params, _):
+    action = ACTIONS[name]
+    read = action.read(params)
+
+    class Source:
+        async def ask(self, question, *, limit_s):
+            assert limit_s == action.limit_s
+            return await question(None)
+
+    assert run(shlex.split(action.said(read))[1:], monkeypatch) == 1
+    means = Means(Source(), SimpleNamespace(order=None))
+    for face in (action.act, action.preview):
+        with pytest.raises(Done):
+            asyncio.run(face(means, action.arguments(read)))
+
+    by_command, by_button, tried = acts
+    assert by_command == by_button
+    assert by_button[0] == action.deed.command
+    assert tried == (action.deed.command, {**by_button[1], "dry_run": True})
+
+
+@pytest.mark.parametrize(("name", "params", "sentence"), WRONG)
+def test_both_faces_refuse_a_wrong_argument_with_the_same_sentence(acts, monkeypatch, capsys, name, params, sentence):
+    action = ACTIONS[name]
+    read = action.read(params)
+    with pytest.raises(click.ClickException) as refused:
+        action.arguments(read)
+
+    assert run(shlex.split(action.said(read))[1:], monkeypatch) == 2
+    assert sentence in refused.value.format_message()
+    assert f"Error: {refused.value.format_message()}\n" in capsys.readouterr().err
+    assert acts == []
