@@ -82,7 +82,7 @@ scenarios: setup  ## which of the scenarios of share groups and cooperative grou
 	@$(BIN)/python -m tests.cooperative.report
 
 mutants: setup  ## plants known bugs one at a time; each must be caught
-	@$(BIN)/python tests/share/mutants.py
+	@$(BIN)/python -m tests.share.mutants
 	@$(BIN)/python -m tests.share.order_mutants
 	@$(BIN)/python -m tests.share.settle_mutants
 	@$(BIN)/python -m tests.client.session.mutants
@@ -112,7 +112,7 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 	@$(BIN)/python -m tests.chaos.cooperative --runs $(or $(COOPERATIVE_RUNS),4) --kills $(or $(KILLS),5) --records $(or $(RECORDS),20000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@KILLS=20 $(BIN)/python -m pytest -q tests/agents/test_kmq_kills.py
-	@WORLDS=10000 $(BIN)/python -m pytest -q tests/client/cooperative/test_scan_world.py
+	@SEEDS=10000 $(BIN)/python -m pytest -q tests/client/cooperative/test_scan_world.py
 	@$(BIN)/python -m tests.chaos.spark $(if $(SEED),--seed $(SEED))
 
 attack: setup  ## attacks on a server beside a well-behaved client: its times, the server's memory (SECONDS alone, ALL together)

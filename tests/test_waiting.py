@@ -47,8 +47,7 @@ SLEEPERS = {
     "testing/test_clocks.py": VIRTUAL,
     "testing/test_harness_order.py": VIRTUAL,
     "agents/test_odd_ends.py": "tasks that never end by themselves, for others to cancel",
-    "log/contract.py": "a clock whose sweeps follow each other soon",
-    "log/compaction_crasher.py": "a clock whose sweeps follow each other at once",
+    "sim/clock.py": "a clock on which no wait is long",
     "attack/": "programs: an attack lasts as long as it is told to",
     "chaos/": "programs: a fault comes at a moment that a seed draws, and lasts as long as it says",
 }

@@ -1,6 +1,5 @@
 """When cron jobs are due: by local time, each once, over changes of clocks."""
 
-import os
 import random
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -9,6 +8,7 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.faust.cron import Cron
+from tests.sim.seeds import drawn
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -89,17 +89,15 @@ def test_a_job_of_a_leap_day_and_a_year_that_is_over():
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/St_Johns"])
 def test_what_is_due_is_what_each_second_of_the_zone_says(zone):
     """Against a walk through the minutes around a change; what is due more often has them all, the others once."""
-    seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
-    print("seed", seed)
-    drawn, place = random.Random(seed), ZoneInfo(zone)
-    change = _change_of(place, drawn.randrange(2024, 2034))
+    dice, place = random.Random(drawn()), ZoneInfo(zone)
+    change = _change_of(place, dice.randrange(2024, 2034))
     hour = change.astimezone(place).hour
     minutes = [(change + timedelta(minutes=number)).astimezone(place) for number in range(-200, 200)]
-    step = drawn.choice([1, 7, 20])
+    step = dice.choice([1, 7, 20])
     often = due(f"*/{step} * * * *", (minutes[0] - timedelta(seconds=1)).isoformat(), minutes[-1].isoformat(), place)
     assert often == [at.isoformat(timespec="minutes") for at in minutes if at.minute % step == 0]
 
-    fixed = f"{drawn.randrange(60)} {(hour + drawn.choice([-1, 0, 1])) % 24} * * *"
+    fixed = f"{dice.randrange(60)} {(hour + dice.choice([-1, 0, 1])) % 24} * * *"
     day = due(fixed, minutes[0].isoformat(), minutes[-1].isoformat(), place)
     wanted = {at.replace(tzinfo=None) for at in minutes[1:] if f"{at.minute} {at.hour} * * *" == fixed}
     assert len(day) == max(len(wanted), 1), (fixed, day)

@@ -8,21 +8,9 @@ from flowshare.agents.scale import in_turn, lag
 from flowshare.agents.scale.in_turn import InTurn
 from flowshare.agents.scale.retention import Facts
 from flowshare.protocol.messages import SharePartitionOffsets
+from tests.sim.clock import HandClock
 
 pytestmark = pytest.mark.asyncio
-
-
-class HandClock:
-    """Goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.at_s
-
-    def now_ms(self) -> int:
-        return int(self.at_s * 1_000)
 
 
 class Admin:
@@ -36,7 +24,7 @@ class Admin:
 
     async def group_offsets(self, group):
         self.asked.append(group)
-        self.clock.at_s += self.takes_s
+        self.clock.now_s += self.takes_s
         return [SharePartitionOffsets(topic="t", topic_id=None, partition=0, start_offset=self.finished, lag=100)]
 
     async def log_end(self, topic, partition):
@@ -82,7 +70,7 @@ async def test_the_rate_of_a_group_that_is_asked_seldom_is_of_the_time_between()
     admin = Admin(clock)
     turns, facts = InTurn(clock), Facts(admin)
     await turns.look(admin, facts, ["g"], ())
-    clock.at_s += 60.0
+    clock.now_s += 60.0
     admin.finished = 30
     found = await turns.look(admin, facts, ["g"], ())
 

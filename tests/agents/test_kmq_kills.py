@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.agents.processes import Processes
+from tests.sim.seeds import drawn
 from tests.waiting import blocking_pause, blocking_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -46,9 +47,7 @@ def again(processes: Processes) -> int:
 
 
 def test_kills_of_the_tracker_lose_nothing_and_a_poisoned_record_has_four_deliveries(processes):
-    seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
-    print(f"SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(drawn())
     worker = processes.cli("worker", "shop:app", "--web-port", "0")
     processes.wait_log(worker, "ready after")
     sent: list[bytes] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections.abc import Callable
@@ -12,6 +11,8 @@ import pytest
 from flowshare.agents.host.candidate import Known, choose
 from flowshare.agents.host.lease import HELD_S, WAIT_S, Lease, Moment
 from flowshare.groups.types import JoinedMember
+from tests.sim.seeds import named
+from tests.sim.timeline import Timeline
 
 DRIFT = 0.05
 """Clocks run so much faster or slower than true time."""
@@ -123,20 +124,20 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.true_s = 0.0
+        self.timeline = Timeline(0.0)
+        self.later = self.timeline.after
         self.generation = 0
         self.named: str | None = None
         self.members: dict[str, Process] = {}
         self.processes: list[Process] = []
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
         self._ids = itertools.count()
         self.handed_over = 0
         self.held_s = 0.0
         self._last: Process | None = None
 
-    def later(self, delay_s: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.true_s + delay_s, next(self._order), event))
+    @property
+    def true_s(self) -> float:
+        return self.timeline.now
 
     def delay_s(self) -> float:
         return self.rng.uniform(0, 15) if self.rng.random() < 0.03 else self.rng.choice((0.01, 0.1, 0.5))
@@ -246,13 +247,11 @@ class World:
         self.add()
         self.later(3, self.add)
         self.later(5, self.trouble)
-        while self._events and self.true_s < limit_s:
-            due_s, _, event = heapq.heappop(self._events)
+        while (due_s := self.timeline.next_due) is not None and self.true_s < limit_s:
             for part in (0.0, 0.25, 0.5, 0.75, 1.0):  # between events, too: leases end by themselves
                 self.look(self.true_s + part * (due_s - self.true_s))
             self.held_s += (due_s - self.true_s) if self.holders(self.true_s) else 0
-            self.true_s = due_s
-            event()
+            self.timeline.step()
             self.look(due_s)
 
     def holders(self, true_s: float) -> list[Process]:
@@ -272,10 +271,8 @@ def test_at_most_one_process_holds_the_lease_whatever_happens(first):
     handed_over = held_s = 0.0
     for seed in range(first, first + 5):
         world = World(seed)
-        try:
+        with named(seed):
             world.run(300)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from None
         handed_over += world.handed_over
         held_s += world.held_s
     assert handed_over >= 3, "the lease has to move for this to show anything"

@@ -10,6 +10,7 @@ import pytest
 
 from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
 from flowshare.agents.scale.scaling import Demand, ScalePolicy, Scaler, needed, whole
+from tests.sim.seeds import drawn
 
 POLICY = ScalePolicy(min=1, max=8, down_after_s=60, up_step=4, down_step=1, pause_s=3)
 
@@ -146,9 +147,7 @@ def test_bounds_hold_at_once_whatever_the_figure_is():
 
 
 def test_bounds_hold_for_any_sequence_of_figures():
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    rnd = random.Random(seed)
+    rnd = random.Random(drawn())
     for _ in range(50):
         low = rnd.randint(1, 5)
         policy = ScalePolicy(

@@ -13,37 +13,11 @@ from aiohttp import web
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import Need, PageSettings, read_hosts
 from flowshare.agents.pages.site import HEADERS, Bounds, ConnectionLimiter, PageConnection, Site, _network
-from flowshare.clock import LoopClock
+from tests.sim.clock import HandClock
 
 pytestmark = pytest.mark.asyncio
 
 TOKEN = "a-token-of-24-characters"
-
-
-class Timer:
-    def __init__(self, callback) -> None:
-        self.callback = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class HandClock(LoopClock):
-    """Timers run when the test says so."""
-
-    def __init__(self) -> None:
-        self.timers: dict[float, list[Timer]] = {}
-
-    def call_later(self, delay_s, callback):
-        timer = Timer(callback)
-        self.timers.setdefault(delay_s, []).append(timer)
-        return timer
-
-    def run(self, delay_s: float) -> None:
-        """Let all that wait so long be due."""
-        for timer in self.timers.pop(delay_s, []):
-            if timer.callback is not None:
-                timer.callback()
 
 
 class Pages:

@@ -10,7 +10,6 @@ import pytest
 from flowshare.backend import open_backend
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.backoff import Backoff
-from flowshare.clock import LoopClock
 from flowshare.groups.types import Supported
 from flowshare.log import commits
 from flowshare.log.base import StorageFull
@@ -33,6 +32,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.share.types import AckRange
 from tests.server.world import EARLIEST, batch, ranges
+from tests.sim.clock import HastyClock
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.asyncio
@@ -91,20 +91,13 @@ async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -
     await backend.close()
 
 
-class FastClock(LoopClock):
-    """Ten times as fast as others: who looks each second looks soon."""
-
-    async def sleep(self, seconds: float) -> None:
-        await super().sleep(seconds / 10)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", ["removed", "replaced", "emptied"])
 async def test_who_leads_a_path_that_is_gone_and_who_joined_it_are_told_and_make_no_new_one(
     tmp_path: Path, gone: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, elsewhere = tmp_path / "path", tmp_path / "elsewhere"
-    backends = [EmbeddedBackend(path, clock=FastClock()) for _ in range(2)]
+    backends = [EmbeddedBackend(path, clock=HastyClock(0.1)) for _ in range(2)]
     told: list[asyncio.Future[Exception]] = []
     for backend in backends:
         await backend.start()
@@ -132,7 +125,7 @@ async def test_who_leads_a_path_that_is_gone_and_who_joined_it_are_told_and_make
 
 @pytest.mark.slow
 async def test_a_path_whose_leader_is_gone_is_taken_over_by_who_joined_it(tmp_path: Path) -> None:
-    first, second = (EmbeddedBackend(tmp_path / "path", clock=FastClock()) for _ in range(2))
+    first, second = (EmbeddedBackend(tmp_path / "path", clock=HastyClock(0.1)) for _ in range(2))
     await first.start()
     await second.start()
     lost: list[Exception] = []

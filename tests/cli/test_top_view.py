@@ -183,7 +183,6 @@ def test_nothing_is_said_so():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_keys_at_any_time_leave_a_screen(seed):
-    print(f"seed {seed}")
     choose = random.Random(seed)
     made = Screen()
     keys = ["j", "k", "s", "p", "y", "n", "enter", "esc", "up", "down", "pgdn", "home", "end", "x", "left", "right"]

@@ -7,13 +7,11 @@ A mutant that lives is a hole in the tests. Exit code 1 if any lives or no longe
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by, hunted
+from tests.sim.mutants import PYTEST, Hunt, Mutant, by, hunted
 
 OFFSETS = (
     Mutant("a commit swallows what lies beside it", "offsets", "behind = bisect_left(ends, first, at)", "behind = at"),
@@ -437,21 +435,11 @@ MUTANTS = (*OFFSETS, *CLAIMS, *SPANS, *PENDING, *PARTITION, *STORED, *ASSIGNOR, 
 ALL: Final = (*PYTEST, "-n", "0", "tests/cooperative")
 
 
-def copy_core(folder: Path) -> None:
-    """Sources, the tests of the core and what these use."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
-    for name in ("cooperative", "scenarios"):
-        shutil.copytree(
-            ROOT / "tests" / name, folder / "tests" / name, ignore=shutil.ignore_patterns("__pycache__", "mutants.py")
-        )
-    (folder / "tests" / "__init__.py").touch()
-    shutil.copy(ROOT / "pyproject.toml", folder)
-
-
 def hunt(mutants: Sequence[Mutant], tests: str) -> Hunt:
     """tests: of the module that the mutants are in, which are asked first."""
     own = (*PYTEST, "-n", "0", f"tests/cooperative/{tests}.py")
-    return Hunt(mutants, "cooperative", copy_core, by(((f"tests of {tests}", own), ("core's tests", ALL))))
+    killed_by = by(((f"tests of {tests}", own), ("core's tests", ALL)))
+    return Hunt(mutants, "cooperative", ("cooperative", "scenarios", "sim"), killed_by)
 
 
 HUNTS = (

@@ -35,6 +35,7 @@ from flowshare.cooperative.types import (
 )
 from flowshare.core_errors import BoundReached, InvalidRequest
 from tests.cooperative.starts_world import StartsWorld
+from tests.sim.seeds import drawn
 
 TERMS = Terms(lease_ms=1_000)
 AVAILABLE = Terms(lease_ms=600_000, mode=DrainMode.AVAILABLE, drain_timeout_ms=0)
@@ -271,7 +272,6 @@ def test_only_what_changed_is_written():
 @pytest.mark.parametrize("seed", range(20))
 def test_no_member_is_told_of_fewer_starts_than_there_were(seed):
     """Random members that obey the two rules, die, give back; the server is loaded anew now and then."""
-    print(f"seed {seed}")
     chance = random.Random(seed)
     group, begun, horizons = Group(), {}, {}
     committed: set[int] = set()
@@ -492,15 +492,13 @@ def play(seed, steps):
 
 
 def test_members_that_die_and_give_back_are_told_of_no_fewer_starts_and_of_no_more_than_the_rules_allow():
-    seed = random.randrange(2**32)
     seen = Counter()
     for number in range(60):
-        seen += play(seed + number, 150)
+        seen += play(drawn() + number, 150)
     assert min(seen[what] for what in ("told", "told more", "left", "restarts", "rolled back", "other way")) > 0, seen
 
 
 @pytest.mark.slow
 def test_the_same_in_many_worlds():
-    seed = random.randrange(2**32)
     for number in range(1_500):
-        play(seed + number, 300)
+        play(drawn() + number, 300)

@@ -14,6 +14,7 @@ from flowshare.cooperative.stored import encode, load
 from flowshare.cooperative.types import DropRange, PutRange, PutStable
 from flowshare.core_errors import BoundReached, InvalidRequest, OffsetOutOfRange
 from tests.cooperative.model import CommittedSet, check_form, members
+from tests.sim.seeds import drawn
 
 one_range = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 some_ranges = st.lists(one_range, max_size=8)
@@ -150,16 +151,12 @@ def crash_prefixes(seed, commits):
 
 
 def test_what_is_recovered_after_a_crash_is_between_before_and_after():
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    crash_prefixes(seed, 2_000)
+    crash_prefixes(drawn(), 2_000)
 
 
 @pytest.mark.slow
 def test_what_is_recovered_after_a_crash_is_between_before_and_after_100_000_times():
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    crash_prefixes(seed, 100_000)
+    crash_prefixes(drawn(), 100_000)
 
 
 def test_deleting_before_writing_would_lose_commits():

@@ -9,6 +9,7 @@ import pytest
 from flowshare.cooperative import pending as pending_module
 from flowshare.cooperative.pending import Pending, StableWait
 from flowshare.core_errors import BoundReached, InvalidProducerEpoch
+from tests.sim.seeds import drawn
 
 
 def test_ranges_of_one_transaction_are_united_and_those_of_all_are_told():
@@ -69,10 +70,8 @@ def test_a_cut_of_the_log_cuts_what_is_pending():
 
 
 def test_waiters_are_released_in_the_order_of_their_offsets_whoever_came_first():
-    seed = random.randrange(2**32)
-    print("seed", seed)
     firsts = list(range(1, 60))
-    random.Random(seed).shuffle(firsts)
+    random.Random(drawn()).shuffle(firsts)
     wait = StableWait()
     for first in firsts:
         wait.park(first, [(first + 100, first + 101), (first, first + 1)], 1, 0)

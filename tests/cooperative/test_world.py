@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
 
 from flowshare.cooperative.types import DrainMode
 from tests.cooperative.world import World
+from tests.sim.seeds import drawn, named
 
 RARE_WORLDS = 400
 """Of the fast test: one world in five has a take-over."""
@@ -20,10 +20,10 @@ def play(mode, worlds, steps, seed, *, seen=lambda _counts: True):
     for number in range(max(worlds, RARE_WORLDS)):
         if number >= worlds and seen(counts):
             break
-        print("seed", seed + number)
-        world = World(seed + number, mode)
-        for _ in range(steps):
-            world.step()
+        with named(seed + number, mode):
+            world = World(seed + number, mode)
+            for _ in range(steps):
+                world.step()
         counts.update(world.counts)
     return counts
 
@@ -33,7 +33,7 @@ def test_each_hash_has_one_holder_and_no_claim_that_ended_commits(mode):
     def seen(counts):
         return counts["taken"] or mode is DrainMode.STRICT
 
-    counts = play(mode, 20, 400, random.randrange(2**32), seen=seen)
+    counts = play(mode, 20, 400, drawn(), seen=seen)
 
     assert min(counts[name] for name in ("granted", "blocked", "passed", "fenced")) > 0, counts
     assert bool(counts["taken"]) == (mode is DrainMode.AVAILABLE)
@@ -46,6 +46,6 @@ def test_a_member_that_lost_its_keys_and_got_them_back_without_hearing_of_it_is_
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(DrainMode))
 def test_each_hash_has_one_holder_and_no_claim_that_ended_commits_in_many_worlds(mode):
-    counts = play(mode, 1_000, 1_000, random.randrange(2**32))
+    counts = play(mode, 1_000, 1_000, drawn())
 
     assert min(counts[name] for name in ("rolled back", "late")) > 100, counts

@@ -1,14 +1,13 @@
 """Drawn histories of processes that lead one slot in turn, on a Kafka that breaks, waits, refuses and forgets.
 
 What is confirmed counts: whoever leads later has it, whoever reads the log has it. A failing seed is printed; run it
-alone with SLOT_SEED_FIRST=n SLOT_SEEDS=1.
+alone with SEED=n SEEDS=1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections import Counter
 
@@ -22,9 +21,9 @@ from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import CHUNK_BYTES
 from flowshare.transactions.coordinator import TransactionConfig
 from tests.fleet.slots import content, on_virtual_time, quick
+from tests.sim.seeds import play, seeds
 
-SEEDS = int(os.environ.get("SLOT_SEEDS", "60"))
-FIRST = int(os.environ.get("SLOT_SEED_FIRST", "0"))
+SEEDS = seeds(60)
 LENGTH_S = 40.0
 HELD = (m.ProduceRequest, m.FetchRequest, m.InitProducerIdRequest)
 PASSING = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT)
@@ -147,11 +146,7 @@ class History:
 
 def drive(seed):
     history = History(seed)
-    try:
-        on_virtual_time(history.live, transactions=FORGETS if seed % 2 else None)
-    except BaseException:
-        print(f"SLOT_SEED_FIRST={seed} SLOT_SEEDS=1")
-        raise
+    on_virtual_time(history.live, transactions=FORGETS if seed % 2 else None)
     return history.met
 
 
@@ -166,10 +161,8 @@ def unlogged():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_confirmed_counts_whatever_happens(unlogged):
-    met = Counter()
-    for seed in range(FIRST, FIRST + SEEDS):
-        met += drive(seed)
+    met = sum(play(SEEDS, drive), Counter())
     print(dict(met))
-    assert met["confirmed"] > 20 * SEEDS
-    assert met["NotLed"] > SEEDS
-    assert met["claims"] > 3 * SEEDS
+    assert met["confirmed"] > 20 * len(SEEDS)
+    assert met["NotLed"] > len(SEEDS)
+    assert met["claims"] > 3 * len(SEEDS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import uuid
 
 import pytest
 
 from flowshare.groups.assignors import ASSIGNORS, Reader, assign_range, assign_uniform
+from tests.sim.seeds import seeds
 
 T, U = uuid.UUID(int=1), uuid.UUID(int=2)
 
@@ -79,10 +79,8 @@ def test_range_puts_static_members_first() -> None:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-@pytest.mark.parametrize("run", range(30))
-def test_each_partition_that_is_read_is_given_to_one_who_reads_it(name, run) -> None:
-    seed = int(os.environ.get("SEED", "0")) * 1_000 + run
-    print(f"seed {seed}")
+@pytest.mark.parametrize("seed", seeds(30))
+def test_each_partition_that_is_read_is_given_to_one_who_reads_it(name, seed) -> None:
     chance = random.Random(seed)
     topics = {uuid.UUID(int=number): chance.randint(1, 12) for number in range(1, chance.randint(2, 7))}
     before: dict = {}

@@ -3,17 +3,16 @@ patterns, topics that come and grow. No partition has two owners, epochs rise, a
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 
 from flowshare.groups.consumer_types import LEAVE, LEAVE_FOR_NOW
 from tests.groups.consumer_world import REBALANCE_MS, SESSION_MS, ConsumerWorld, topic
+from tests.sim.seeds import named, seeds
 
-SEED = int(os.environ.get("SEED", "848"))
+SEEDS = seeds(60, 848_000)
 FEW = 3
-RUNS = int(os.environ.get("RUNS", "60"))
 STEPS = 250
 MEMBERS_MAX = 20
 
@@ -121,19 +120,19 @@ class Churn:
 
 
 def check(seed):
-    print(f"seed {seed}")
-    living = Churn(seed).run()
+    with named(seed):
+        living = Churn(seed).run()
     if len({(client.topics, client.pattern) for client in living}) == 1 and {c.assignor for c in living} == {None}:
         loads = [len(client.using) for client in living]
         assert max(loads) - min(loads) <= 1
 
 
-@pytest.mark.parametrize("run", range(FEW))
-def test_no_partition_has_two_owners_whatever_happens_to_twenty_members(run) -> None:
-    check(SEED * 1_000 + run)
+@pytest.mark.parametrize("seed", SEEDS[:FEW])
+def test_no_partition_has_two_owners_whatever_happens_to_twenty_members(seed) -> None:
+    check(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", range(FEW, RUNS))
-def test_no_partition_has_two_owners_in_many_more_runs(run) -> None:
-    check(SEED * 1_000 + run)
+@pytest.mark.parametrize("seed", SEEDS[FEW:])
+def test_no_partition_has_two_owners_in_many_more_runs(seed) -> None:
+    check(seed)

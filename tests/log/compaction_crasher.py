@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
-from flowshare.clock import LoopClock
 from flowshare.log.embedded import EmbeddedStorage
 from tests.killing import say
 from tests.log.compaction_world import built
+from tests.sim.clock import HastyClock
 
 KEYS = 30
-
-
-class HastyClock(LoopClock):
-    """Sweeps follow each other at once."""
-
-    async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(min(delay_s, 0.001))
 
 
 async def main(path: Path, seed: int) -> None:
     """Lines: `offset key value` for a record that is confirmed."""
     chance = random.Random(seed)
-    storage = await EmbeddedStorage.open(path, clock=HastyClock(), tail_bytes=20_000)
+    storage = await EmbeddedStorage.open(path, clock=HastyClock(0.001), tail_bytes=20_000)
     if "t" not in storage.topics():
         await storage.create_topic("t", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
     storage._compactor.keys_max = 10

@@ -11,7 +11,6 @@ from typing import final
 
 import pytest
 
-from flowshare.clock import LoopClock
 from flowshare.log.base import (
     CorruptBatches,
     InvalidTopic,
@@ -23,16 +22,18 @@ from flowshare.log.base import (
 )
 from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
 from flowshare.share.types import LogBatch
+from tests.sim.clock import HastyClock
 from tests.waiting import LIMIT_S
 
 Body = Callable[[Storage], Awaitable[None]]
 NOW_MS = 1_700_000_000_000
 
 
-class FixedClock(LoopClock):
+class FixedClock(HastyClock):
     """Wall-clock that stands still; waiting is real, except that nothing waits longer than 10 ms."""
 
     def __init__(self) -> None:
+        super().__init__(0.01)
         self.now = NOW_MS
         self.set_ms = 0
 
@@ -41,9 +42,6 @@ class FixedClock(LoopClock):
 
     def steady_ms(self) -> int:
         return self.now
-
-    async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(min(delay_s, 0.01))
 
 
 def batch(count: int = 1, *, timestamp_ms: int = NOW_MS, value: bytes = b"v", compression: str = "none") -> bytes:

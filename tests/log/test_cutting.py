@@ -18,6 +18,7 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing.clock import ManualClock
 from tests.log.compaction_contract import EAGER
 from tests.log.contract import batch
+from tests.sim.seeds import drawn
 
 SIZES = (10, 1_000, 20_000, 70_000)
 """Around the 64 KiB after which the time index has an entry."""
@@ -100,11 +101,9 @@ class World:
     ids=["age", "size", "both", "compacted"],
 )
 def test_a_log_keeps_what_its_retention_says_whatever_happened_to_it(tmp_path, configs):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
 
     async def run() -> None:
-        world = World(tmp_path / "storage", seed, configs)
+        world = World(tmp_path / "storage", drawn(), configs)
         await world.start()
         acts = [world.append] * 8 + [world.sweep] * 2 + [world.delete, world.compact, world.restart, world.wait]
         for _ in range(STEPS):

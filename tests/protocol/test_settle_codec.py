@@ -194,7 +194,6 @@ def mutated(source: random.Random, frame: bytes) -> bytes:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_frame_whose_bytes_were_changed_is_a_settle_or_is_refused(seed) -> None:
-    print(f"seed={seed}")
     source, taken = random.Random(seed), 0
     small = replace(REQUEST, outputs=tuple(one._replace(records=one.records[:6]) for one in REQUEST.outputs))
     for _ in range(300):
@@ -211,7 +210,6 @@ def test_a_frame_whose_bytes_were_changed_is_a_settle_or_is_refused(seed) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_answer_whose_bytes_were_changed_is_one_or_is_refused(seed) -> None:
-    print(f"seed={seed}")
     source = random.Random(seed)
     for _ in range(300):
         body = bytearray(codec.encode_settled(5, 0, ANSWER)[4:])

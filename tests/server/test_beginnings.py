@@ -15,6 +15,7 @@ from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.offsets import _beginning
 from tests.server.test_share_offsets import described
 from tests.server.world import ranges, world
+from tests.sim.seeds import drawn
 
 
 async def begin(w, offset, *finished, group_id="g"):
@@ -54,9 +55,7 @@ async def test_finished_records_at_the_start_move_it_and_those_outside_of_the_lo
 
 
 def test_what_is_open_is_exactly_what_is_neither_before_the_offset_nor_finished() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(drawn())
     for _ in range(300):
         low = rng.randrange(20)
         bounds = LogOffsets(log_start=low, high_watermark=low + rng.randrange(20), last_stable=low)

@@ -6,7 +6,6 @@ Every seed is one run on a clock that stands still between steps; the same seed 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -16,9 +15,9 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
 from flowshare.share.types import AckRange
 from tests.server.world import World, world
+from tests.sim.seeds import seeds
 
-FIRST = int(os.environ.get("SIM_SEED_FIRST", "0"))
-SEEDS = int(os.environ.get("SIM_SEEDS", "12"))
+SEEDS = seeds(12)
 STEPS = 150
 ACCEPT, RELEASE = 1, 2
 CONFIGS = {
@@ -161,29 +160,27 @@ class Run:
         assert owner.partition.start_offset == self.produced
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
-async def test_nothing_is_lost_and_nothing_accepted_comes_again(seed: int) -> None:
-    async with world(configs=CONFIGS) as w:
+async def live(seed: int, configs: dict[str, str], *, controlled: bool) -> None:
+    """One run, from the first member to the last record."""
+    async with world(configs=configs) as w:
         at = TopicPartition(await w.topic(), 0)
-        run = Run(w, seed, controlled=False)
+        run = Run(w, seed, controlled=controlled)
         await run.join(at)
         w.storage.before_write = run.maybe_fail
         for _ in range(STEPS):
             await run.step(at)
         await run.finish(at)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_nothing_is_lost_and_nothing_accepted_comes_again(seed: int) -> None:
+    await live(seed, CONFIGS, controlled=False)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("priority", ["redeliveries", "mixed", "new"])
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 3)))
+@pytest.mark.parametrize("seed", SEEDS[: max(1, len(SEEDS) // 3)])
 async def test_nothing_is_lost_in_a_group_that_is_limited_paused_and_resumed(seed: int, priority: str) -> None:
     controls = {"share.max.in.flight": str(IN_FLIGHT_MAX), "share.delivery.priority": priority}
-    async with world(configs={**CONFIGS, **controls}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        run = Run(w, seed, controlled=True)
-        await run.join(at)
-        w.storage.before_write = run.maybe_fail
-        for _ in range(STEPS):
-            await run.step(at)
-        await run.finish(at)
+    await live(seed, {**CONFIGS, **controls}, controlled=True)

@@ -1,6 +1,6 @@
 """Plants known bugs in the core, one at a time; each must be caught by the model, the simulation or the unit tests.
 
-    python tests/share/mutants.py [NAME …]
+    python -m tests.share.mutants [NAME …]
 
 A mutant that lives is a hole in the tests. One is added for every bug found. Exit code 1 if any lives or no longer fits
 the source.
@@ -8,47 +8,9 @@ the source.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 
-ROOT = Path(__file__).resolve().parents[2]
-UNCOMPILED = shutil.ignore_patterns("__pycache__")
-LIMIT_S = 300
-"""A mutant that makes something run for ever is caught, too."""
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow and not real")
-SCENARIOS = """
-import logging
-from tests.scenarios import runner
-from tests.scenarios.catalogue import cases
-logging.disable(logging.CRITICAL)
-factories = runner.subject_factories()
-chosen = [
-    case for case in cases()
-    if case[1].id[0] in {sections!r} and ({slow} or not case[1].slow) and case[2] in ("core", "server")
-]
-for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
-    failure = runner.attempt(scenario, factories[subject])
-    if failure is not None:
-        raise SystemExit(f"{{name}}: {{failure.message}}")
-"""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One bug: in `module` every `old` becomes `new`."""
-
-    name: str
-    module: str
-    old: str
-    new: str
-
+from tests.sim.mutants import PYTEST, Hunt, Mutant, by
 
 MUTANTS = (
     Mutant("the delivery limit is ignored", "state", "and delivery_count >= limits.delivery_count_max", "and False"),
@@ -215,89 +177,6 @@ MUTANTS = (
 )
 
 
-def copy_core(folder: Path) -> None:
-    """Copy the core and its tests."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
-    shutil.copytree(ROOT / "tests" / "share", folder / "tests" / "share", ignore=UNCOMPILED)
-    (folder / "tests" / "__init__.py").touch()
-    shutil.copy(ROOT / "pyproject.toml", folder)
-
-
-Kinds = Sequence[tuple[str, Sequence[str]]]
-
-
-def by(kinds: Kinds, environment: Mapping[str, str] = MappingProxyType({})) -> Callable[[Path], str | None]:
-    """The first kind of test that is red, or None. environment: what the tests have beside."""
-
-    def killed_by(folder: Path) -> str | None:
-        for kind, command in kinds:
-            try:
-                done = subprocess.run(
-                    [sys.executable, *command],
-                    cwd=folder,
-                    env={**os.environ, "PYTHONPATH": str(folder), **environment},
-                    capture_output=True,
-                    check=False,
-                    timeout=LIMIT_S,
-                )
-            except subprocess.TimeoutExpired:
-                return f"by the {kind}, which never end"
-            if done.returncode == 1:
-                return f"by the {kind}"
-            if done.returncode:
-                told = f"{done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}"
-                raise SystemExit(f"the tests did not run:\n{told}")
-        return None
-
-    return killed_by
-
-
-@dataclass(frozen=True)
-class Hunt:
-    """All mutants of one package, and who must kill them."""
-
-    mutants: Sequence[Mutant]
-    package: str
-    copy: Callable[[Path], None]
-    """Puts into a folder what the tests need, sources included."""
-    killer: Callable[[Path], str | None]
-    """How the tests in a folder kill the mutant there, or None: it lives."""
-
-    def run(self, names: Sequence[str]) -> int:
-        """Plant all (or the named) mutants; returns how many live."""
-        living = 0
-        for mutant in self.mutants:
-            if names and mutant.name not in names:
-                continue
-            verdict = self._verdict(mutant)
-            living += not verdict.startswith("killed")
-            print(f"{mutant.name:<66} {verdict}", flush=True)
-        print(f"{living} of {len(self.mutants)} live")
-        return living
-
-    def _verdict(self, mutant: Mutant) -> str:
-        with tempfile.TemporaryDirectory(prefix="flowshare-mutant-") as name:
-            folder = Path(name)
-            self.copy(folder)
-            source = folder / "flowshare" / self.package / f"{mutant.module}.py"
-            text = source.read_text()
-            if mutant.old not in text:
-                return "DOES NOT FIT THE SOURCE"
-            source.write_text(text.replace(mutant.old, mutant.new))
-            killer = self.killer(folder)
-        return "LIVES" if killer is None else f"killed {killer}"
-
-
-def hunted(hunts: Sequence[Hunt], names: Sequence[str]) -> int:
-    """Run the hunts that have any of these mutants (none named: all); how many live."""
-    return sum(hunt.run(names) for hunt in hunts if not names or any(mutant.name in names for mutant in hunt.mutants))
-
-
-def scenarios(sections: str, *, slow: bool) -> Sequence[str]:
-    """A command of `by`: the scenarios of these sections, on the core and a server. slow: those, too."""
-    return ("-c", SCENARIOS.format(sections=sections, slow=slow))
-
-
 UNIT = ("tests/share", "--ignore=tests/share/test_simulation.py", "--ignore=tests/share/test_model.py")
 KILLED_BY = by(
     (
@@ -305,9 +184,9 @@ KILLED_BY = by(
         ("unit tests", (*PYTEST, *UNIT)),
         ("model", (*PYTEST, "tests/share/test_model.py")),
     ),
-    {"SIM_SEEDS": "60", "MODEL_EXAMPLES": "300"},
+    {"SEEDS": "60", "MODEL_EXAMPLES": "300"},
 )
 
 
 if __name__ == "__main__":
-    sys.exit(bool(Hunt(MUTANTS, "share", copy_core, KILLED_BY).run(sys.argv[1:])))
+    sys.exit(bool(Hunt(MUTANTS, "share", ("share", "sim"), KILLED_BY).run(sys.argv[1:])))

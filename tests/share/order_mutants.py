@@ -7,11 +7,9 @@ A mutant that lives is a hole in the tests. Exit code 1 if any lives or no longe
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 
-from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by, scenarios
+from tests.sim.mutants import PYTEST, Hunt, Mutant, by, scenarios
 
 HEADS, BY_KEY, OWNER = "share/heads", "share/acquire_by_key", "server/share/owner"
 ORDERED = "server/share/ordered_fetch"
@@ -665,19 +663,8 @@ MUTANTS = (
 )
 
 
-def copy_tests(folder: Path) -> None:
-    """Copy what is mutated, and the tests."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
-    for name in ("share", "scenarios"):
-        shutil.copytree(ROOT / "tests" / name, folder / "tests" / name, ignore=UNCOMPILED)
-    for folder_name in ("server", "protocol"):
-        (folder / "tests" / folder_name).mkdir()
-    servers = ("__init__", "world", "test_key_order", "test_parking")
-    for name in ("__init__", "waiting", "protocol/test_key_hash", *(f"server/{name}" for name in servers)):
-        shutil.copy(ROOT / "tests" / f"{name}.py", folder / "tests" / f"{name}.py")
-    shutil.copy(ROOT / "pyproject.toml", folder)
-
-
+SERVERS = tuple(f"server/{name}.py" for name in ("__init__", "world", "test_key_order", "test_parking"))
+TESTS = ("share", "scenarios", "sim", "waiting.py", "protocol/test_key_hash.py", *SERVERS)
 KILLED_BY = by(
     (
         ("steps", (*PYTEST, "tests/share/test_order.py")),
@@ -689,4 +676,4 @@ KILLED_BY = by(
 
 
 if __name__ == "__main__":
-    sys.exit(bool(Hunt(MUTANTS, ".", copy_tests, KILLED_BY).run(sys.argv[1:])))
+    sys.exit(bool(Hunt(MUTANTS, ".", TESTS, KILLED_BY).run(sys.argv[1:])))

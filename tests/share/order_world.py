@@ -8,8 +8,6 @@ held in a chain. At the end every record was settled, within a bounded number of
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -37,14 +35,12 @@ from flowshare.share.types import (
     PartitionUpdate,
     Priority,
 )
+from tests.sim.faults import Faults
+from tests.sim.timeline import Timeline, Violation, until_quiet
 
 STEPS_MAX = 600_000
 RECORDS = 150
 ACCEPT, RELEASE, REJECT = (bytes([kind]) for kind in (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, 3))
-
-
-class Violation(AssertionError):
-    """An invariant does not hold; the text holds the seed."""
 
 
 @dataclass(slots=True)
@@ -76,11 +72,9 @@ class OrderWorld:
     """The shell's part and the members', played by one object."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
         self.dice = dice = random.Random(seed)
-        self.now_ms = 1_000_000
-        self.turns = itertools.count()
-        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.timeline = Timeline(1_000_000)
+        self.at = self.timeline.after
         self.limits = Limits(
             lock_duration_ms=dice.choice((500, 1000, 5000)),
             delivery_count_max=dice.choice((2, 3, 5, 8, 1_000_000)),
@@ -92,29 +86,27 @@ class OrderWorld:
         )
         self.keys = dice.choice((1, 2, 5, 20, 200))
         self.chain = dice.choice((1, 2, 4, 16))
-        self.rate = {
-            name: dice.choice(rates)
-            for name, rates in {
-                "dies": (0, 0.02, 0.1),
-                "gone": (0, 0.02),
-                "leaves": (0, 0.03),
-                "late": (0, 0.05),
-                "fails": (0, 0.05, 0.3),
-                "restart": (0, 0.003, 0.01),
-                "unread": (0, 0.1),
-                "release": (0, 0.1, 0.5),
-                "reject": (0, 0.05, 0.2),
-                "out of turn": (0, 0.2),
-                "compaction": (0, 0.01),
-                "retention": (0, 0.005),
-                "cut": (0, 0.003),
-                "renew": (0, 0.1),
-            }.items()
-        }
+        self.faults = Faults(
+            dice,
+            dies=(0, 0.02, 0.1),
+            gone=(0, 0.02),
+            leaves=(0, 0.03),
+            late=(0, 0.05),
+            fails=(0, 0.05, 0.3),
+            restart=(0, 0.003, 0.01),
+            unread=(0, 0.1),
+            release=(0, 0.1, 0.5),
+            reject=(0, 0.05, 0.2),
+            out_of_turn=(0, 0.2),
+            compaction=(0, 0.01),
+            retention=(0, 0.005),
+            cut=(0, 0.003),
+            renew=(0, 0.1),
+        )
         self.operator = random.Random(seed * 7919)
         self.revoked: set[tuple[int, int]] = set()
         """Deliveries that the operator took back, maybe before their member has them."""
-        self.rate["operator"] = self.operator.choice((0, 0, 0.02, 0.2))
+        self.operates = self.operator.choice((0, 0, 0.02, 0.2))
         self.hash_of: dict[int, int] = {}
         self.key_of: dict[int, int] = {}
         """The same, of records that the log has lost, too."""
@@ -175,19 +167,19 @@ class OrderWorld:
                 self.lost.add(offset)
 
     def change_log(self) -> None:
-        rate, dice = self.rate, self.dice
-        if dice.random() < rate["compaction"]:
+        faults, dice = self.faults, self.dice
+        if faults("compaction"):
             last = {key: offset for offset, key in self.hash_of.items() if key}
             old = [offset for offset, key in self.hash_of.items() if key and last[key] != offset]
             closed = {o for first, end, opened in self.batches if not opened for o in range(first, end + 1)}
             self.lose(o for o in old if o not in closed and dice.random() < 0.3)
-        if dice.random() < rate["retention"]:
+        if faults("retention"):
             self.log_start = min(self.log_end, self.log_start + dice.randint(1, 40))
             self.lose([offset for offset in self.hash_of if offset < self.log_start])
             update = self.partition.move_log_start(self.log_start)
             if update is not None:
                 self.keep(update)
-        if dice.random() < rate["cut"]:
+        if faults("cut"):
             self.cut(max(self.log_start, self.log_end - dice.randint(1, 20)))
 
     def cut(self, end: int) -> None:
@@ -227,40 +219,36 @@ class OrderWorld:
         """Play until every record is settled. Raises: Violation."""
         for member in self.members:
             self.at(self.dice.randint(0, 20), lambda member=member: self.poll(member))
-        for _ in range(STEPS_MAX):
-            if self.partition.start_offset >= self.log_end and not self.queue and not self.writing:
-                break
-            self.step()
-        else:
-            self.fail(f"no end: start offset {self.partition.start_offset} of {self.log_end}")
+        until_quiet(
+            lambda: self.partition.start_offset >= self.log_end and not self.queue and not self.writing,
+            self.step,
+            steps_max=STEPS_MAX,
+            stuck=lambda: f"start offset {self.partition.start_offset} of {self.log_end}",
+        )
         left = sorted(set(self.hash_of) - self.settled - self.lost)
         if left:
-            self.fail(f"never settled: {left}")
+            raise Violation(f"never settled: {left}")
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.timeline.now)
 
     def step(self) -> None:
-        deadline_ms = self.partition.next_deadline_ms()
-        if deadline_ms is not None and (not self.events or deadline_ms <= self.events[0][0]):
-            self.now_ms = max(self.now_ms, deadline_ms)
+        deadline_ms, due_ms = self.partition.next_deadline_ms(), self.timeline.next_due
+        if deadline_ms is not None and (due_ms is None or deadline_ms <= due_ms):
+            self.timeline.now = max(self.now_ms, deadline_ms)
             update = self.partition.lapse(self.now_ms)
             if update is not None:
                 self.keep(update)
         else:
-            due_ms, _, event = heapq.heappop(self.events)
-            self.now_ms = max(self.now_ms, due_ms)
-            event()
+            self.timeline.step()
             self.change_log()
-            if self.operator.random() < self.rate["operator"]:
+            if self.operator.random() < self.operates:
                 self.operate()
             # Each restart gives locks their whole time again: without an end of them there would be none of the run.
-            if self.life < 20 and self.dice.random() < self.rate["restart"]:
+            if self.life < 20 and self.faults("restart"):
                 self.restart()
         self.check()
-
-    def at(self, delay_ms: int, event: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now_ms + delay_ms, next(self.turns), event))
-
-    def fail(self, text: str) -> None:
-        raise Violation(f"{text}  (repeat with ORDER_SEED_FIRST={self.seed} ORDER_SEEDS=1)")
 
     def check(self) -> None:
         window = self.partition._window
@@ -268,7 +256,7 @@ class OrderWorld:
         assert heads is not None
         states, base = window.states, window.base
         if self.counted() != window.tally:
-            self.fail(f"the tally is {window.tally}, counted are {self.counted()}")
+            raise Violation(f"the tally is {window.tally}, counted are {self.counted()}")
         first_of: dict[int, int] = {}
         unsettled_keys: set[int] = set()
         for offset in range(window.start, window.end):
@@ -280,7 +268,7 @@ class OrderWorld:
             unsettled_keys.add(key)
             if offset in heads.ending:
                 if state != PENDING:
-                    self.fail(f"{offset} is ending, and in state {state}")
+                    raise Violation(f"{offset} is ending, and in state {state}")
                 continue
             first = first_of.setdefault(key, offset)
             self.check_one(offset, state, first, key)
@@ -291,25 +279,25 @@ class OrderWorld:
         states, base = window.states, window.base
         for offset in heads.chained:
             if offset >= window.end or (offset >= window.start and states[offset - base] in (AVAILABLE, BLOCKED)):
-                self.fail(f"{offset} is in a chain, and nobody's")
+                raise Violation(f"{offset} is in a chain, and nobody's")
         if set(heads.tails) != unsettled_keys:
-            self.fail(f"tails of {sorted(heads.tails)}, unsettled are {sorted(unsettled_keys)}")
+            raise Violation(f"tails of {sorted(heads.tails)}, unsettled are {sorted(unsettled_keys)}")
         for name in ("hashes", "following"):
             if len(getattr(heads, name)) != len(states):
-                self.fail(f"{name} is {len(getattr(heads, name))} long, the window {len(states)}")
+                raise Violation(f"{name} is {len(getattr(heads, name))} long, the window {len(states)}")
 
     def check_one(self, offset: int, state: int, first: int, key: int) -> None:
         window = self.partition._window
         heads = window.heads
         assert heads is not None
         if state in (AVAILABLE, BLOCKED) and window.hold_ids[offset - window.base]:
-            self.fail(f"{offset} is free and has a hold")
+            raise Violation(f"{offset} is free and has a hold")
         if first == offset and state == BLOCKED:
-            self.fail(f"{offset} is blocked and is the first of key {key}")
+            raise Violation(f"{offset} is blocked and is the first of key {key}")
         if first != offset and state not in (BLOCKED, ACQUIRED, PENDING, ARCHIVING):
-            self.fail(f"{offset} is in state {state} behind {first} of key {key}")
+            raise Violation(f"{offset} is in state {state} behind {first} of key {key}")
         if first != offset and state in (ACQUIRED, PENDING) and not heads.waits(offset):
-            self.fail(f"{offset} is held beside {first} of key {key} and waits for nothing")
+            raise Violation(f"{offset} is held beside {first} of key {key} and waits for nothing")
 
     def counted(self) -> list[int]:
         window = self.partition._window
@@ -352,7 +340,7 @@ class OrderWorld:
         if life != self.life:
             return
         steps, self.writing = self.writing, []
-        good = self.dice.random() >= self.rate["fails"]
+        good = not self.faults("fails")
         if good:
             del self.cuts[:cuts]
             self.snapshot, self.snapshot_due = plan, bool(self.cuts)
@@ -406,10 +394,10 @@ class OrderWorld:
         start = window.start
         told = self.partition.intervene(act, [(first, last)], dry_run=True)
         if told.update is not None or before != {o: window.states[o - window.base] for o in range(start, window.end)}:
-            self.fail(f"a dry run of {act} at {first}-{last} changed something")
+            raise Violation(f"a dry run of {act} at {first}-{last} changed something")
         done = self.partition.intervene(act, [(first, last)])
         if done.found != told.found or sum(done.found[0][2:]) != last - first + 1:
-            self.fail(f"{act} at {first}-{last} did {done.found}, and {told.found} was told")
+            raise Violation(f"{act} at {first}-{last} did {done.found}, and {told.found} was told")
         if done.update is None:
             return
         now = {o: ARCHIVED if o < window.start else window.states[o - window.base] for o in before}
@@ -437,7 +425,7 @@ class OrderWorld:
         self.at(self.dice.randint(1, 60), lambda: self.poll(member))
         if self.chains[member]:
             for what, died, gone in (("dies", True, False), ("gone", True, True), ("leaves", False, False)):
-                if self.dice.random() < self.rate[what]:
+                if self.faults(what):
                     # One that dies is cut off: its handlers go on until they know.
                     if not died or gone:
                         self.end_handlers(member)
@@ -487,7 +475,7 @@ class OrderWorld:
     def confirm(self, member: str, picked: Picked, until_ms: int, life: tuple[int, int]) -> None:
         if life[0] != self.life:
             return
-        if self.dice.random() < self.rate["unread"]:
+        if self.faults("unread"):
             self.partition.put_back(picked)
             return
         offsets = [offset for first, last, _ in picked.ranges for offset in range(first, last + 1)]
@@ -540,12 +528,14 @@ class OrderWorld:
             before = [o for o, k in self.hash_of.items() if k == key and o < offset]
             still_open = [o for o in before if o not in self.settled and o not in chain.accepted]
             if still_open:
-                self.fail(f"{chain.member} begins {offset} of key {key} while {still_open} are open")
+                raise Violation(f"{chain.member} begins {offset} of key {key} while {still_open} are open")
             name, other, until_ms = self.running.get(key, ("", -1, 0))
             if until_ms > self.now_ms and (name != chain.member or other != offset):
-                self.fail(f"{chain.member} begins {offset} of key {key} beside {other} of {name}, locked to {until_ms}")
+                raise Violation(
+                    f"{chain.member} begins {offset} of key {key} beside {other} of {name}, locked to {until_ms}"
+                )
             self.running[key] = (chain.member, offset, chain.until_ms)
-        late = self.dice.random() < self.rate["late"]
+        late = self.faults("late")
         delay_ms = self.limits.lock_duration_ms + 50 if late else self.dice.randint(1, 80)
         self.at(delay_ms, lambda: self.finish(chain))
 
@@ -567,13 +557,13 @@ class OrderWorld:
             one in self.hash_of and self.partition.start_offset <= one < self.known_end()
             for one in (offset, chain.offsets[-1])
         )
-        if there and self.dice.random() < self.rate["out of turn"]:
+        if there and self.faults("out_of_turn"):
             self.acknowledge(chain, [chain.batch(chain.offsets[-1], ACCEPT)], must_fail=True)
-        if self.dice.random() < self.rate["renew"]:
+        if self.faults("renew"):
             self.renew(chain, [offset, *chain.offsets])
         roll = self.dice.random()
-        if roll < self.rate["release"] + self.rate["reject"]:
-            reject = roll < self.rate["reject"]
+        if roll < self.faults["release"] + self.faults["reject"]:
+            reject = roll < self.faults["reject"]
             delay_ms = 0 if reject else self.dice.choice((0, 0, 200))
             batches = [chain.batch(offset, REJECT if reject else RELEASE, delay_ms=delay_ms)]
             batches += [chain.batch(rest, RELEASE, unrun=True) for rest in chain.offsets]
@@ -605,7 +595,7 @@ class OrderWorld:
         except CoreError:
             return
         if must_fail:
-            self.fail(f"{chain.member} settled {batches} out of turn")
+            raise Violation(f"{chain.member} settled {batches} out of turn")
         if decision.update is None:
             return
         life = self.life

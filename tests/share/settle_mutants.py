@@ -9,11 +9,9 @@ source.
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 
-from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by, hunted, scenarios
+from tests.sim.mutants import PYTEST, Hunt, Mutant, by, hunted, scenarios
 
 DECIDED, ANSWERED, APART = "share/acknowledge", "server/share/settle", "server/share/settle_apart"
 OWNER, WRITING, FOLLOWS = "server/share/owner", "server/share/writing", "server/runtime/settled"
@@ -518,18 +516,11 @@ AGENT_MUTANTS = (
 )
 
 
-def copy_all(folder: Path) -> None:
-    """Copy sources and tests as they are, compiled ones too, so that only what is mutated is compiled anew."""
-    for name in ("flowshare", "tests"):
-        shutil.copytree(ROOT / name, folder / name)
-    shutil.copy(ROOT / "pyproject.toml", folder)
-
-
 HUNTS = (
     Hunt(
         SERVER_MUTANTS,
         ".",
-        copy_all,
+        (),
         by(
             (
                 ("steps", (*PYTEST, "tests/share/test_settle.py", "tests/server/test_settled.py")),
@@ -541,7 +532,7 @@ HUNTS = (
     Hunt(
         FLEET_MUTANTS,
         ".",
-        copy_all,
+        (),
         by(
             (
                 ("log's steps", (*PYTEST, "tests/slots/test_prepared.py")),
@@ -557,7 +548,7 @@ HUNTS = (
             )
         ),
     ),
-    Hunt(AGENT_MUTANTS, ".", copy_all, by((("settler's tests", (*PYTEST, "tests/agents/test_settler.py")),))),
+    Hunt(AGENT_MUTANTS, ".", (), by((("settler's tests", (*PYTEST, "tests/agents/test_settler.py")),))),
 )
 
 

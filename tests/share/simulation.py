@@ -1,6 +1,6 @@
 """A seeded world around one share-partition: members, faults and restarts on a virtual clock.
 
-One heap of events and one `random.Random(seed)`; the seed draws the limits and the rates of the faults. The store is a
+One timeline and one `random.Random(seed)`; the seed draws the limits and the rates of the faults. The store is a
 list of updates in the order they were decided; what was not confirmed at a restart may or may not be in it. Checked at
 every step: never two holders of a record, never more deliveries than the limit, nothing delivered again after its
 accept was confirmed. Checked at the end: every record was delivered and ended, within a bounded number of steps.
@@ -9,8 +9,6 @@ accept was confirmed. Checked at the end: every record was delivered and ended, 
 from __future__ import annotations
 
 import hashlib
-import heapq
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,35 +26,10 @@ from flowshare.share.types import (
     PartitionState,
     PartitionUpdate,
 )
+from tests.sim.faults import Faults
+from tests.sim.timeline import Timeline, Violation, until_quiet
 
 STEPS_MAX = 60_000
-
-
-class Violation(AssertionError):
-    """An invariant does not hold; the text holds the seed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """Rates between 0 and 1, each drawn by the seed."""
-
-    member_dies: float
-    """a member forgets what it holds, the shell notices and releases it"""
-    member_vanishes: float
-    """a member forgets what it holds and only its locks tell"""
-    late: float
-    """an acknowledgement comes after the lock lapsed"""
-    twice: float
-    """an acknowledgement is sent a second time"""
-    foreign: float
-    """a member acknowledges what another holds"""
-    write_fails: float
-    restart: float
-    """the leader restarts and reads the store"""
-    release: float
-    reject: float
-    renew: float
-    unrun: float
 
 
 @dataclass(slots=True)
@@ -79,9 +52,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.dice = dice = random.Random(self.seed)
-        self.now_ms = 1_000_000
-        self.order = itertools.count()
-        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.timeline = Timeline(1_000_000)
+        self.at = self.timeline.after
         locks = dice.randint(4, 60)
         self.limits = Limits(
             lock_duration_ms=dice.choice((500, 1000, 5000)),
@@ -90,17 +62,18 @@ class World:
             window_max=dice.choice((None, locks, locks * 4)),
         )
         self.faults = Faults(
-            member_dies=dice.choice((0, 0.02, 0.1)),
-            member_vanishes=dice.choice((0, 0.02, 0.1)),
-            late=dice.choice((0, 0.05)),
-            twice=dice.choice((0, 0.1)),
-            foreign=dice.choice((0, 0.1)),
-            write_fails=dice.choice((0, 0.05, 0.3)),
-            restart=dice.choice((0, 0.005, 0.02)),
-            release=dice.choice((0, 0.1, 0.5)),
-            reject=dice.choice((0, 0.05)),
-            renew=dice.choice((0, 0.1)),
-            unrun=dice.choice((0, 0.2)),
+            dice,
+            dies=(0, 0.02, 0.1),  # a member forgets what it holds, the shell notices and releases it
+            vanishes=(0, 0.02, 0.1),  # a member forgets what it holds and only its locks tell
+            late=(0, 0.05),  # an acknowledgement comes after the lock lapsed
+            twice=(0, 0.1),  # an acknowledgement is sent a second time
+            foreign=(0, 0.1),  # a member acknowledges what another holds
+            write_fails=(0, 0.05, 0.3),
+            restart=(0, 0.005, 0.02),  # the leader restarts and reads the store
+            release=(0, 0.1, 0.5),
+            reject=(0, 0.05),
+            renew=(0, 0.1),
+            unrun=(0, 0.2),
         )
         self.log: list[LogBatch] = []
         end = 0
@@ -131,42 +104,38 @@ class World:
         """Play until every record ended. Returns a digest of all that happened. Raises: Violation."""
         for member in self.held:
             self.at(self.dice.randint(0, 20), lambda member=member: self.poll(member))
-        for _ in range(STEPS_MAX):
-            if self.partition.start_offset >= self.log_end and not self.writes:
-                break
-            self.step()
-        else:
-            self.fail(f"no end after {STEPS_MAX} steps; start offset {self.partition.start_offset} of {self.log_end}")
+        until_quiet(
+            lambda: self.partition.start_offset >= self.log_end and not self.writes,
+            self.step,
+            steps_max=STEPS_MAX,
+            stuck=lambda: f"start offset {self.partition.start_offset} of {self.log_end}",
+        )
         for offset in range(self.log_end):
             attempts = self.attempts.get(offset, 0)
             if offset not in self.ended and attempts < self.limits.delivery_count_max:
-                self.fail(f"offset {offset} was skipped: acquired {attempts} times and never ended")
+                raise Violation(f"offset {offset} was skipped: acquired {attempts} times and never ended")
         return self.trace.hexdigest()
 
+    @property
+    def now_ms(self) -> int:
+        return int(self.timeline.now)
+
     def step(self) -> None:
-        deadline_ms = self.partition.next_deadline_ms()
-        if deadline_ms is not None and (not self.events or deadline_ms <= self.events[0][0]):
-            self.now_ms = max(self.now_ms, deadline_ms)
+        deadline_ms, due_ms = self.partition.next_deadline_ms(), self.timeline.next_due
+        if deadline_ms is not None and (due_ms is None or deadline_ms <= due_ms):
+            self.timeline.now = max(self.now_ms, deadline_ms)
             update = self.partition.lapse(self.now_ms)
             if update is not None:
                 self.write(update, lambda written: None)
             return
-        due_ms, _, event = heapq.heappop(self.events)
-        self.now_ms = max(self.now_ms, due_ms)
-        event()
+        self.timeline.step()
         if self.operator.random() < self.operates:
             self.operate()
-        if self.dice.random() < self.faults.restart:
+        if self.faults("restart"):
             self.restart()
-
-    def at(self, delay_ms: int, event: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now_ms + delay_ms, next(self.order), event))
 
     def note(self, *what: object) -> None:
         self.trace.update(f"{self.now_ms} {what}\n".encode())
-
-    def fail(self, text: str) -> None:
-        raise Violation(f"{text}  (repeat with SIM_SEED_FIRST={self.seed} SIM_SEEDS=1)")
 
     # -- the store ------------------------------------------------------------------------------------------
 
@@ -183,7 +152,7 @@ class World:
         while True:
             first = self.writes.pop(0)
             first.settled = True
-            good = self.dice.random() >= self.faults.write_fails
+            good = not self.faults("write_fails")
             if good:
                 self.updates.append(first.update)
             first.settle(good)
@@ -218,7 +187,7 @@ class World:
         held = {offset for run in partition.in_flight() for offset in range(run.first, run.last + 1)}
         done = partition.intervene(act, [(first, last)])
         if sum(done.found[0][2:]) != last - first + 1:
-            self.fail(f"{act} at {first}-{last} did {done.found}")
+            raise Violation(f"{act} at {first}-{last} did {done.found}")
         if done.update is None:
             return
         still = {offset for run in partition.in_flight() for offset in range(run.first, run.last + 1)}
@@ -235,7 +204,7 @@ class World:
         """Write the dead letters that the operator asked for; the group's own settings ask for none."""
         for run in self.partition.archiving():
             if not run.by_operator:
-                self.fail(f"{run} is to be a dead letter, and no operator said so")
+                raise Violation(f"{run} is to be a dead letter, and no operator said so")
             self.ended.update(range(run.first, run.last + 1))
             buried = self.partition.finish_archiving(run.first, run.last)
             if buried is not None:
@@ -245,7 +214,7 @@ class World:
         self.at(self.dice.randint(1, 60), lambda: self.poll(member))
         self.bury()
         held = self.held[member]
-        if held and self.dice.random() < self.faults.member_dies:
+        if held and self.faults("dies"):
             held.clear()
             self.generation[member] += 1
             update = self.partition.release_member(member)
@@ -254,7 +223,7 @@ class World:
             if update is not None:
                 self.write(update, lambda written: None)
             return
-        if held and self.dice.random() < self.faults.member_vanishes:
+        if held and self.faults("vanishes"):
             held.clear()
             self.note("vanished", member)
             return
@@ -297,32 +266,36 @@ class World:
         for offset, count in offsets.items():
             name, until_ms = self.holder.get(offset, (member, 0))
             if until_ms > self.now_ms and name != member:
-                self.fail(f"offset {offset} is held by {name} until {until_ms} and went to {member} at {self.now_ms}")
+                raise Violation(
+                    f"offset {offset} is held by {name} until {until_ms} and went to {member} at {self.now_ms}"
+                )
             if offset in self.accepted:
-                self.fail(f"offset {offset} was delivered again after its accept was confirmed")
+                raise Violation(f"offset {offset} was delivered again after its accept was confirmed")
             if count > self.limits.delivery_count_max:
-                self.fail(f"offset {offset} has delivery count {count}, the limit is {self.limits.delivery_count_max}")
+                raise Violation(
+                    f"offset {offset} has delivery count {count}, the limit is {self.limits.delivery_count_max}"
+                )
             self.holder[offset] = (member, deadline_ms)
             self.held[member][offset] = deadline_ms
         for offset in offsets:
-            slow = self.dice.random() < self.faults.late
+            slow = self.faults("late")
             delay_ms = self.limits.lock_duration_ms + 50 if slow else self.dice.randint(1, 80)
             self.at(delay_ms, lambda offset=offset: self.finish(member, offset, life[0]))
 
     def finish(self, member: str, offset: int, life: int) -> None:
         if life != self.life or offset not in self.held[member]:
             return
-        if self.dice.random() < self.faults.foreign:
+        if self.faults("foreign"):
             self.attempt("foreign", [AckRange(offset, offset, b"\x01")], must_fail=True)
-        roll = self.dice.random()
+        roll, renew, release, reject = self.dice.random(), *(self.faults[one] for one in ("renew", "release", "reject"))
         kind, unrun, delay_ms = AcknowledgeType.ACCEPT, False, 0
-        if roll < self.faults.renew:
+        if roll < renew:
             kind = AcknowledgeType.RENEW
-        elif roll < self.faults.renew + self.faults.release:
+        elif roll < renew + release:
             kind = AcknowledgeType.RELEASE
-            unrun = self.dice.random() < self.faults.unrun
+            unrun = self.faults("unrun")
             delay_ms = self.dice.choice((0, 200))
-        elif roll < self.faults.renew + self.faults.release + self.faults.reject:
+        elif roll < renew + release + reject:
             kind = AcknowledgeType.REJECT
         batch = AckRange(offset, offset, bytes([kind]), delay_ms=delay_ms, unrun=unrun)
         decision = self.attempt(member, [batch])
@@ -335,7 +308,7 @@ class World:
         self.held[member].pop(offset)
         if decision is None or decision.update is None:
             return
-        if self.dice.random() < self.faults.twice:
+        if self.faults("twice"):
             self.attempt(member, [batch], must_fail=offset >= self.partition.start_offset)
         self.write(
             decision.update,
@@ -349,7 +322,7 @@ class World:
         except CoreError:
             return None
         if must_fail and batches[0].last >= self.partition.start_offset:
-            self.fail(f"{member} acknowledged {batches} which was not to be had")
+            raise Violation(f"{member} acknowledged {batches} which was not to be had")
         return decision
 
     def settled(
@@ -371,5 +344,5 @@ class World:
         self.ended.add(offset)
         if kind is AcknowledgeType.ACCEPT:
             if offset in self.accepted:
-                self.fail(f"offset {offset} was accepted twice")
+                raise Violation(f"offset {offset} was accepted twice")
             self.accepted.add(offset)

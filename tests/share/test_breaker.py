@@ -303,7 +303,6 @@ class World:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_it_lets_through_no_more_than_it_says_and_comes_back(seed):
-    print(f"seed {seed}")
     world = World(seed)
     for _ in range(800):
         world.step()

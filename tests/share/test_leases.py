@@ -91,7 +91,6 @@ def test_a_limit_below_the_number_of_leaders_goes_round():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_leases_are_together_never_more_than_the_limit_and_nobody_starves(seed):
-    print(f"seed {seed}")
     choose = random.Random(seed)
     limit, now = choose.randint(1, 30), LATER
     leases = Leases(0)

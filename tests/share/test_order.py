@@ -1,11 +1,6 @@
-"""Order by key: the table of `heads`, told step by step, and the seeded world of order_world.py.
-
-Fixed seeds in every run, others by ORDER_SEED_FIRST and ORDER_SEEDS.
-"""
+"""Order by key: the table of `heads`, told step by step, and the seeded world of order_world.py."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -17,9 +12,8 @@ from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import AckRange, Limits, RecordState, StateRun
 from tests.share.order_world import OrderWorld
+from tests.sim.seeds import play, seeds
 
-FIRST = int(os.environ.get("ORDER_SEED_FIRST", "1"))
-SEEDS = int(os.environ.get("ORDER_SEEDS", "150"))
 ACCEPT, RELEASE, REJECT, RENEW = b"\x01", b"\x02", b"\x03", b"\x04"
 LOCK_MS = 1_000
 
@@ -828,15 +822,12 @@ def test_a_cut_in_a_gap_that_was_passed_is_read_again() -> None:
 
 
 def test_a_few_worlds_keep_the_order_of_keys() -> None:
-    for seed in range(1, 9):
-        OrderWorld(seed).run()
+    play(range(1, 9), lambda seed: OrderWorld(seed).run())
 
 
 @pytest.mark.slow
 def test_no_handler_begins_before_the_record_before_it_is_settled() -> None:
-    print(f"ORDER_SEED_FIRST={FIRST} ORDER_SEEDS={SEEDS}")
-    for seed in range(FIRST, FIRST + SEEDS):
-        OrderWorld(seed).run()
+    play(seeds(150, 1), lambda seed: OrderWorld(seed).run())
 
 
 # --- picked, and not confirmed ------------------------------------------------------------------------------------

@@ -321,7 +321,6 @@ class World:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_in_any_time_all_leaders_together_hand_out_at_most_the_rate_and_a_burst(seed):
-    print(f"seed {seed}")
     world = World(seed)
     for _ in range(250):
         world.step()
@@ -330,7 +329,6 @@ def test_in_any_time_all_leaders_together_hand_out_at_most_the_rate_and_a_burst(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_without_faults_the_rate_is_reached(seed):
-    print(f"seed {seed}")
     world = World(seed)
     world.rate = rate("50/s")
     for _ in range(334):

@@ -1,4 +1,4 @@
-"""The seeded world (simulation.py): fixed seeds in every run, others by SIM_SEED_FIRST and SIM_SEEDS."""
+"""The seeded world (simulation.py): fixed seeds in every run, others as `tests.sim.seeds` says."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import sys
 import pytest
 
 from tests.share.simulation import World
-
-FIRST = int(os.environ.get("SIM_SEED_FIRST", "1"))
-SEEDS = int(os.environ.get("SIM_SEEDS", "100"))
+from tests.sim.seeds import play, seeds
 
 
 @pytest.mark.slow
 def test_every_record_ends_and_none_is_lost_or_held_twice() -> None:
-    print(f"SIM_SEED_FIRST={FIRST} SIM_SEEDS={SEEDS}")
-    for seed in range(FIRST, FIRST + SEEDS):
-        World(seed).run()
+    play(seeds(100, 1), lambda seed: World(seed).run())
 
 
 def test_a_few_worlds_end_well() -> None:
-    for seed in (1, 2):
-        World(seed).run()
+    play((1, 2), lambda seed: World(seed).run())
 
 
 @pytest.mark.slow

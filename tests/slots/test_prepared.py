@@ -254,7 +254,6 @@ def check(world):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_outputs_are_committed_if_and_only_if_their_records_are_settled(seed):
-    print(f"seed {seed}")
     check(live_through(seed))
 
 

@@ -94,7 +94,6 @@ def test_of_two_assignments_the_later_counts():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_through_joins_and_leaves_no_more_slots_move_than_have_to(seed):
-    print(f"seed {seed}")
     draw = random.Random(seed)
     slots, nodes = draw.choice([16, 32, 100]), {0}
     owners = assign(slots, [EligibleWorker(0)])

@@ -6,6 +6,7 @@ import random
 
 from flowshare.spark.source.locks import UNKNOWN_S, Locks
 from flowshare.spark.source.ranges import Range
+from tests.sim.seeds import drawn
 
 
 def of(first, last, delivery=1, topic="t", partition=0):
@@ -68,9 +69,7 @@ def test_nothing_is_held_of_a_topic_that_is_forgotten():
 
 
 def test_any_order_of_taking_and_letting_go_holds_what_a_table_of_offsets_holds():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(drawn())
     holds, known = Locks(), {}
     for turn in range(300):
         first = rng.randrange(60)

@@ -186,7 +186,6 @@ def test_void_batches_are_remembered_as_long_as_spark_remembers_batches():
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_fails_every_record_ends_once(seed, capsys):
     dice = random.Random(seed)
-    print("seed", seed)
     count = dice.randint(1, 300)
     bad = [number for number in range(count) if dice.random() < 0.01]
     query = Query(count, bad=bad, rerun=dice.random() < 0.5, batch=dice.randint(1, 100), partitions=1)

@@ -128,7 +128,6 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_producers_agree_with_a_log_that_is_read_from_its_start(seed):
-    print(f"seed={seed}")
     run = Run(seed)
 
     for _ in range(120):

@@ -26,6 +26,7 @@ from flowshare.server.share.stats import Stats
 from flowshare.share.breaker import BreakerState
 from flowshare.web import metrics
 from flowshare.web.server import KEPT_S, PageCache, WebServer
+from tests.sim.clock import HandClock
 
 
 class StandIn:
@@ -431,7 +432,7 @@ async def test_many_who_ask_for_what_is_costly_have_it_made_once():
 @pytest.mark.asyncio
 async def test_what_could_not_be_made_is_made_again():
     made = iter((ValueError("no"), 7, 8))
-    clock = ManualClock()
+    clock = HandClock()
     kept = PageCache(clock)
 
     async def make():
@@ -445,13 +446,6 @@ async def test_what_could_not_be_made_is_made_again():
     assert [await kept.get("a", make) for _ in range(2)] == [7, 7]
     clock.now_s += KEPT_S
     assert await kept.get("a", make) == 8
-
-
-class ManualClock(LoopClock):
-    now_s = 0.0
-
-    def monotonic(self):
-        return self.now_s
 
 
 @pytest.mark.asyncio

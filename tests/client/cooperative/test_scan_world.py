@@ -3,7 +3,7 @@ handled, in the order of its key, by one member at a time."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import random
 from collections import defaultdict
 
@@ -17,6 +17,8 @@ from flowshare.cooperative.assignor import shares
 from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.types import HASHES, CommitEntry, Terms
 from flowshare.core_errors import CoreError
+from tests.sim.seeds import play, seeds
+from tests.sim.timeline import until_quiet
 
 LEASE_MS = 10_000
 
@@ -223,23 +225,31 @@ class World:
         if not self.present:
             self.present.add(self.members[0].name)
             self.rebalance()
-        for turn in range(3_000):
-            if self.server.offsets.stable == self.log.end:
-                return
+        turns = itertools.count()
+
+        def turn() -> None:
+            look_back = self.compacted and next(turns) % 100 == 99
             self.now_ms += 50
             for one in self.members:
                 self.lapse(one)
             for member in [one for one in self.members if one.name in self.present]:
                 self.hold(member)
-                if self.compacted and turn % 100 == 99:
+                if look_back:
                     member.scan.look_back()
                 self.read(member)
                 self.begin(member)
                 self.end(member)
                 self.send_commit(member)
                 self.answer_commit(member)
-        left = [(one.name, one.scan.pieces, one.running) for one in self.members]
-        raise AssertionError(f"it stands still at {self.server.offsets.stable} of {self.log.end}: {left}")
+
+        until_quiet(
+            lambda: self.server.offsets.stable == self.log.end,
+            turn,
+            steps_max=3_000,
+            stuck=lambda: (
+                f"at {self.server.offsets.stable}: {[(m.name, m.scan.pieces, m.running) for m in self.members]}"
+            ),
+        )
 
 
 def run(seed: int, *, deaths: bool, compacted: bool = False) -> World:
@@ -280,10 +290,4 @@ def test_what_compaction_takes_unseen_holds_nothing_up(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_many_worlds(part: int) -> None:
-    worlds = int(os.environ.get("WORLDS", "1500")) // 2
-    for seed in range(part * worlds, (part + 1) * worlds):
-        try:
-            run(seed, deaths=seed % 2 == 1, compacted=seed % 3 == 1)
-        except BaseException:
-            print(f"seed {seed}")
-            raise
+    play(seeds(1500)[part::2], lambda seed: run(seed, deaths=seed % 2 == 1, compacted=seed % 3 == 1))

@@ -7,13 +7,9 @@ A mutant that lives is a hole in the world. Exit code 1 if any lives or no longe
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
-from tests.share.mutants import ROOT, UNCOMPILED, Hunt, Mutant
+from tests.sim.mutants import Hunt, Mutant, by
 
 SEEDS = 150
 RARE = (379, 481)
@@ -129,26 +125,6 @@ MUTANTS = (
 )
 
 
-def copy_world(folder: Path) -> None:
-    """Copy the package and the world."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
-    (folder / "tests" / "client" / "session").mkdir(parents=True)
-    for name in ("__init__.py", "client/__init__.py", "client/session/__init__.py", "client/session/world.py"):
-        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
-
-
-def killed_by(folder: Path) -> str | None:
-    """The world's complaint, or None."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", RUN], cwd=folder, env=environment, capture_output=True, check=False, timeout=300
-        )
-    except subprocess.TimeoutExpired:
-        return "as it never ended"
-    last = done.stderr.decode().strip().rpartition("\n")[2]
-    return f"by {last[:90]}" if done.returncode else None
-
-
 if __name__ == "__main__":
-    sys.exit(bool(Hunt(MUTANTS, "client/session", copy_world, killed_by).run(sys.argv[1:])))
+    killed_by = by((("world", ("-c", RUN)),))
+    sys.exit(bool(Hunt(MUTANTS, "client/session", ("sim", "client/session/world.py"), killed_by).run(sys.argv[1:])))

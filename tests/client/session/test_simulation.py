@@ -1,25 +1,18 @@
-"""The seeded world of members' sessions (`world`): fixed seeds in every run, others by SIM_SEED_FIRST and
-SIM_SEEDS."""
+"""The seeded world of members' sessions (`world`): fixed seeds in every run, others as `tests.sim.seeds` says."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 from tests.client.session.world import KINDS, World
-
-FIRST = int(os.environ.get("SIM_SEED_FIRST", "1"))
-SEEDS = int(os.environ.get("SIM_SEEDS", "100"))
+from tests.sim.seeds import play, seeds
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_lost_or_told_twice_whatever_happens_to_requests_and_leaders(kind) -> None:
-    for seed in range(FIRST, FIRST + SEEDS):
-        print(f"SIM_SEED_FIRST={seed} SIM_SEEDS=1 kind={kind}")
-        World(seed, kind).live()
+    play(seeds(100, 1), lambda seed: World(seed, kind).live(), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

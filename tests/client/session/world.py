@@ -24,7 +24,6 @@ did not write down went back before its lock was over.
 
 from __future__ import annotations
 
-import heapq
 import random
 import uuid
 from collections import Counter
@@ -43,6 +42,7 @@ from flowshare.server.share.resume import merged, minus
 from flowshare.share.partition import SharePartition
 from flowshare.share.session import ShareSessions
 from flowshare.share.types import AckRange, AcquireMode, Limits, LogBatch
+from tests.sim.timeline import Timeline
 
 TOPIC = uuid.UUID(int=7)
 OUT = uuid.UUID(int=8)
@@ -665,7 +665,8 @@ class World:
         self.written = {}
         """Partition and offset of a record that has an output -> the number of what accepted it."""
         self.keeps_time = self.random.random() < 0.5
-        self.now_s, self.queue, self.order = 0.0, [], count()
+        self.timeline = Timeline(0.0)
+        self.at, self.after, self.advance = self.timeline.at, self.timeline.after, self.timeline.advance
         self.numbers, self.deliveries = count(1), count(1)
         self.acks, self.lines = {}, []
         self.trouble, self.hints, self.old_news = self.random.random(), True, None
@@ -686,21 +687,12 @@ class World:
     # --- time -----------------------------------------------------------------------------------------------------
 
     @property
+    def now_s(self):
+        return self.timeline.now
+
+    @property
     def now_ms(self):
         return round(self.now_s * 1000)
-
-    def at(self, when_s, what):
-        heapq.heappush(self.queue, (max(when_s, self.now_s), next(self.order), what))
-
-    def after(self, delay_s, what):
-        self.at(self.now_s + delay_s, what)
-
-    def advance(self, seconds):
-        until_s = self.now_s + seconds
-        while self.queue and self.queue[0][0] <= until_s:
-            self.now_s, _, what = heapq.heappop(self.queue)
-            what()
-        self.now_s = until_s
 
     # --- the network ----------------------------------------------------------------------------------------------
 

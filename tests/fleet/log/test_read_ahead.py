@@ -9,6 +9,7 @@ from flowshare.fleet.log.read_ahead import COLD_MAX, BufferedRun, Memory, ReadBu
 from flowshare.fleet.log.settings import LogSettings
 from flowshare.protocol.batches import batch_headers, rebase
 from tests.fleet.log.worlds import batch, numbers
+from tests.sim.seeds import drawn
 
 SMALL = LogSettings(ahead_bytes=40_000, ahead_partition_bytes=16_000, ahead_least_bytes=4_000, stretch_bytes=4_000)
 
@@ -90,9 +91,7 @@ def test_what_was_read_stays_for_other_groups_as_long_as_there_is_room():
 def test_all_partitions_together_keep_to_the_bound_and_the_longest_unread_goes_first():
     memory = Memory(SMALL)
     buffers = [watched(memory) for _ in range(20)]
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = random.Random(drawn())
     for _ in range(500):
         buffer = draw.choice(buffers)
         buffer.add(buffer.tail, piece_of_log(buffer.tail.end))

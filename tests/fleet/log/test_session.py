@@ -18,6 +18,7 @@ from flowshare.testing.virtual import run
 from tests.fleet.kafka import FakeKafka
 from tests.fleet.log.faulty import SessionKafka
 from tests.fleet.log.worlds import scenario, world
+from tests.sim.seeds import drawn
 
 SMALL = LogSettings(ahead_bytes=2_000_000, ahead_partition_bytes=400_000, stretch_bytes=150_000)
 A, B = FetchPosition(0, -1), FetchPosition(5, 2)
@@ -82,9 +83,7 @@ def test_the_epoch_begins_again_with_one():
 
 
 def test_a_session_stands_for_what_is_wanted_whatever_happens():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = random.Random(drawn())
     session, broker, number, wanted = FetchSession(), {}, 0, {}
     touched = set()
     for _ in range(2000):
@@ -238,9 +237,7 @@ class Traffic:
 
 @pytest.mark.parametrize("kafka", [SessionKafka, FakeKafka])
 def test_random_traffic_is_told_and_read_whole(kafka):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    run(random_traffic(kafka, random.Random(seed)))
+    run(random_traffic(kafka, random.Random(drawn())))
 
 
 async def random_traffic(kafka, draw):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 from collections import Counter
 
@@ -21,10 +20,9 @@ from flowshare.testing.clock import settle
 from tests.server.cooperative.test_storage import killed
 from tests.server.cooperative.world import LEASE_MS, NONE, WHOLE, cooperative
 from tests.server.test_settle import output, there
+from tests.sim.seeds import seeds
 
 pytestmark = pytest.mark.asyncio
-SEEDS = int(os.environ.get("SEEDS", "6"))
-FIRST = int(os.environ.get("SEED", "1"))
 STEPS = 120
 RECORDS = 200
 SLOTS = 8
@@ -220,8 +218,7 @@ class Judge:
         await self.check_c()
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
+@pytest.mark.parametrize("seed", seeds(6, 1))
 async def test_at_random_nothing_that_was_answered_is_lost_and_no_key_has_two_holders(seed: int):
-    print(f"SEED={seed}")
     async with cooperative(RECORDS) as w:
         await Judge(w, seed).run()
