@@ -106,7 +106,6 @@ def test_an_error_of_ours_is_under_the_root_or_no_users() -> None:
         "flowshare.agents.codecs.wire.NotFramed",
         "flowshare.agents.handler.outcomes.Reject",
         "flowshare.agents.handler.outcomes.Release",
-        "flowshare.agents.host.candidate.LeaseRefused",
         "flowshare.agents.pages.own_user.OtherUser",
         "flowshare.agents.run.lookups.GivenBack",
         "flowshare.client.net.requests.AnswerFrameError",

@@ -23,7 +23,6 @@ to notice so soon that a broker does not answer.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 import secrets
@@ -33,18 +32,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.backoff import QUICK
-from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
+from flowshare.client.groups.membership import GroupRefused, GroupSettings, Membership, Verdict
 from flowshare.fleet.inspection import described
-from flowshare.groups.types import Supported
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeavingMember,
-    SyncGroupRequest,
-)
+from flowshare.protocol.messages import JoinGroupResponse
 from flowshare.slots.errors import MembershipError
 from flowshare.slots.membership import PROTOCOL, SlotGroupMember, SlotMap, Told, decode_map, encode_told
 from flowshare.slots.planning import plan
@@ -55,14 +47,23 @@ if TYPE_CHECKING:
     from flowshare.client.net.routing import ClusterConnection
     from flowshare.clock import Clock, TimerHandle
 
-PROTOCOL_TYPE: Final = "consumer"
-"""Kafka's tools show the assignments of groups of this type."""
 START_S: Final = 60.0
 LEAVE_S: Final = 3.0
 REFUSED_S: Final = 10.0
 """Pause, in s, after a refusal that a person has to mend."""
 INSTANCE_MAX: Final = 200
 """The length of a given-up static id that begins the next one."""
+REFUSALS: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the workers need READ and DESCRIBE on this group",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group has members that are no workers of this fleet, or of another "
+    "release; end them, or give the fleet another name",
+    ErrorCode.INVALID_SESSION_TIMEOUT: "the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms do "
+    "not allow the fleet's session; change them",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the brokers' group.max.size does not allow more workers",
+    ErrorCode.INVALID_GROUP_ID: "give the fleet another name",
+}
+"""Errors that trying again does not mend, with their remedies."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -123,13 +124,21 @@ class SlotGroup:
         """Connections that were given up, until they are closed; a cancelled close leaves them to the next one."""
         self._address = "", 0
         self._tellings = 0
-        self._member_id = ""
-        self._generation = -1
+        self._state = self._membership()
         self._first: asyncio.Future[SlotMap] | None = None
         self._task: asyncio.Task[None] | None = None
         self._now = asyncio.Event()
         self.map: SlotMap | None = None
         """The last map."""
+
+    def _membership(self) -> Membership:
+        """Return the state of a worker that was in no round yet, under the present static id."""
+        times = GroupSettings(
+            session_timeout=self.settings.session_s,
+            rebalance_timeout=self.settings.rebalance_s,
+            instance_id=self.instance,
+        )
+        return Membership(self.topic, protocol=PROTOCOL, settings=times, advice=REFUSALS)
 
     # --- for the worker -----------------------------------------------------------------------------------------
 
@@ -163,11 +172,10 @@ class SlotGroup:
     async def leave(self) -> None:
         """Let others be chosen for the slots, at once. The lease runs out by itself: time to give the slots away."""
         await self._stop()
-        member_id, self._member_id = self._member_id, ""
-        if member_id:
-            me = LeavingMember(member_id, self.instance)
+        leave, self._state = self._state.leave(for_good=True), self._membership()
+        if leave is not None:
             try:
-                await self._ask(LeaveGroupRequest(group_id=self.topic, members=(me,)), LEAVE_S)
+                await self._ask(leave, LEAVE_S)
             except (OSError, ClientError) as error:
                 logger.info("the slot group was not told that this worker leaves: %s group=%s", error, self.topic)
 
@@ -206,32 +214,15 @@ class SlotGroup:
         """Join and sync; False: the round has to be done again. Raises OSError, SlotGroupRefused, ClientError."""
         settings = self.settings
         told = self._told()
-        join = JoinGroupRequest(
-            group_id=self.topic,
-            member_id=self._member_id,
-            instance_id=self.instance,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=(Supported(PROTOCOL, encode_told(self.topic, told)),),
-            session_timeout_ms=round(settings.session_s * 1000),
-            rebalance_timeout_ms=round(settings.rebalance_s * 1000),
-        )
+        join = self._state.join(encode_told(self.topic, told))
         joined = await self._ask(join, settings.session_s + 2 * settings.rebalance_s)
-        if not self._goes_on(joined.error, "joining"):
+        if not self._goes_on(joined.error):
             return False
-        self._member_id, self._generation = joined.member_id, joined.generation
+        self._state.joined(joined)
         given, planned = self._given(joined)
         sent_s = self.clock.monotonic()
-        sync = SyncGroupRequest(
-            group_id=self.topic,
-            member_id=self._member_id,
-            instance_id=self.instance,
-            generation=self._generation,
-            protocol_type=PROTOCOL_TYPE,
-            protocol_name=joined.protocol_name,
-            assignments=given,
-        )
-        synced = await self._ask(sync, settings.session_s + settings.rebalance_s)
-        if not self._goes_on(synced.error, "sharing out the slots"):
+        synced = await self._ask(self._state.sync(joined, given), settings.session_s + settings.rebalance_s)
+        if not self._goes_on(synced.error):
             return False
         found = await self._taken(synced.assignment, told, planned)
         if found is None:
@@ -320,16 +311,10 @@ class SlotGroup:
     async def _beat_once(self) -> bool:
         """Send a heartbeat; True if the group has not changed. Raises: OSError, SlotGroupRefused, ClientError."""
         sent_s = self.clock.monotonic()
-        beat = HeartbeatRequest(
-            group_id=self.topic,
-            member_id=self._member_id,
-            instance_id=self.instance,
-            generation=self._generation,
-        )
-        answer = await self._ask(beat, self.settings.answer_s)
+        answer = await self._ask(self._state.beat(), self.settings.answer_s)
         if answer.error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._lease.proved(sent_s)
-        return self._goes_on(answer.error, "a heartbeat")
+        return self._goes_on(answer.error)
 
     def _tries_again(self, error: Exception) -> bool:
         """End the lease after a refusal; True if the refusal may be mended while this worker runs. A worker that never
@@ -371,60 +356,24 @@ class SlotGroup:
         settings = replace(self.brokers.settings, connect_timeout=limit_s, request_timeout=limit_s)
         return self.brokers.apart(settings, turn=self._turn)
 
-    def _goes_on(self, error: ErrorCode, what: str) -> bool:
+    def _goes_on(self, error: ErrorCode) -> bool:
         """True if the answer is good; False: a new round has to begin. Raises OSError, SlotGroupRefused."""
-        found = reaction(error, f"slot group {self.topic}, {what}")
-        if found is Reaction.GONE:
-            logger.warning("the slot group gave this worker up; it joins again group=%s", self.topic)
-            self._member_id = ""
-            self._lease.end()
-        if found is Reaction.FENCED:
+        if error is ErrorCode.FENCED_INSTANCE_ID:
             name = f"{self.instance[:INSTANCE_MAX]}-{secrets.token_hex(4)}"
             logger.error("another process joined the fleet as %s: give each worker a state directory of its own; this "
                          "one goes on as %s group=%s", self.instance, name, self.topic)  # fmt: skip
-            self.instance, self._member_id = name, ""
+            self.instance = name
+            self._state = self._membership()
             self._lease.end()
-        return found is Reaction.GOOD
-
-
-class Reaction(enum.Enum):
-    """Actions after an answer."""
-
-    GOOD = "go on"
-    AGAIN = "the group has moved on: join again"
-    GONE = "the group has no such member any more: join as a new one"
-    FENCED = "another process has joined under this static id: join under another one"
-
-
-REFUSALS: Final[Mapping[ErrorCode, str]] = {
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the workers need READ and DESCRIBE on this group",
-    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group has members that are no workers of this fleet, or of another "
-    "release; end them, or give the fleet another name",
-    ErrorCode.INVALID_SESSION_TIMEOUT: "the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms do "
-    "not allow the fleet's session; change them",
-    ErrorCode.GROUP_MAX_SIZE_REACHED: "the brokers' group.max.size does not allow more workers",
-    ErrorCode.INVALID_GROUP_ID: "give the fleet another name",
-}
-"""Errors that trying again does not mend, with their remedies."""
-
-
-def reaction(error: ErrorCode, about: str) -> Reaction:
-    """Return the action after an answer. Raises SlotGroupRefused (trying again does not help), ConnectionLost (it does,
-    after a pause)."""
-    match error:
-        case ErrorCode.NONE:
-            return Reaction.GOOD
-        case ErrorCode.REBALANCE_IN_PROGRESS | ErrorCode.ILLEGAL_GENERATION:
-            return Reaction.AGAIN
-        case ErrorCode.UNKNOWN_MEMBER_ID:
-            return Reaction.GONE
-        case ErrorCode.FENCED_INSTANCE_ID:
-            return Reaction.FENCED
-        case _:
-            refused = ServerError(error, about=about)
-            if error in REFUSALS:
-                raise SlotGroupRefused(f"{refused}: {REFUSALS[error]}")
-            raise ConnectionLost(str(refused))
+            return False
+        try:
+            verdict = self._state.verdict(error)
+        except GroupRefused as refused:
+            raise SlotGroupRefused(f"slot {refused}") from None
+        if verdict is Verdict.GONE:
+            logger.warning("the slot group gave this worker up; it joins again group=%s", self.topic)
+            self._lease.end()
+        return verdict is Verdict.GOOD
 
 
 class SlotLease:

@@ -273,7 +273,7 @@ class SlotFleet:
         self.kafka.down = True
         for worker in self.workers:
             await worker.group._stop()
-            worker.group._member_id = ""
+            worker.group._state.member_id = ""
         await asyncio.gather(*(worker.close() for worker in self.workers))
         await self.kafka.__aexit__()
         slot_group.described = self._described

@@ -16,26 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
 from flowshare.agents.host.lease import Lease, Moment
 from flowshare.backoff import Backoff
-from flowshare.client.errors import ClientError, NotConnected
+from flowshare.client.errors import ClientError
+from flowshare.client.groups.membership import GroupRefused, GroupSettings, Membership, Verdict
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import Clock
-from flowshare.groups.types import JoinedMember, Supported
+from flowshare.groups.types import JoinedMember
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    LeavingMember,
-    SyncGroupRequest,
-)
 from flowshare.tasks import cancelled
 
 PROTOCOL_TYPE: Final = "flowshare-leader"
@@ -95,10 +89,6 @@ def choose(members: tuple[JoinedMember, ...]) -> str:
     return last.member_id if last.member_id in ids else min(ids)
 
 
-class LeaseRefused(Exception):
-    """The coordinator refuses this process; trying again at once does not help."""
-
-
 class LeaseCandidate:
     """Keeps one process in its app's lease group and its lease up to date; on the service loop."""
 
@@ -112,8 +102,10 @@ class LeaseCandidate:
             backoff=Backoff(0.1, 0.5),  # the session is short
         )
         self._link = Link(connect, clock=clock, settings=settings, name=f"{self._group}: candidate")
-        self._member_id = ""
-        self._generation = -1
+        times = GroupSettings(session_timeout=SESSION_S, rebalance_timeout=REBALANCE_S)
+        self._state = Membership(
+            self._group, protocol=PROTOCOL, settings=times, protocol_type=PROTOCOL_TYPE, advice=ADVICE
+        )
         self._known = Known()
         self._task: asyncio.Task[None] | None = None
         self._told = False
@@ -128,8 +120,8 @@ class LeaseCandidate:
         self._lease.drop()
         task, self._task = self._task, None
         await cancelled(task)
-        if self._member_id:
-            leave = LeaveGroupRequest(group_id=self._group, members=(LeavingMember(self._member_id),))
+        leave = self._state.leave()
+        if leave is not None:
             try:
                 await self._clock.wait_for(self._link.send(leave), LEAVE_S)
             except (OSError, ClientError, TimeoutError) as error:
@@ -147,7 +139,7 @@ class LeaseCandidate:
                     failures = 0
                     await self._beat()
                     continue
-            except LeaseRefused as error:
+            except GroupRefused as error:
                 self._lease.drop()
                 logger.error("nothing that is on_leader runs in this process, tried every %g s: %s", REFUSED_S, error)  # noqa: TRY400
                 pause_s = REFUSED_S
@@ -162,88 +154,59 @@ class LeaseCandidate:
             await self._clock.sleep(pause_s or self._link.pause_s(failures))
 
     async def _round(self) -> bool:
-        """Join and sync; False: join again. Raises: LeaseRefused, OSError, ClientError."""
-        join = JoinGroupRequest(
-            group_id=self._group,
-            member_id=self._member_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=(Supported(PROTOCOL, self._known.encode()),),
-            session_timeout_ms=round(SESSION_S * 1000),
-            rebalance_timeout_ms=round(REBALANCE_S * 1000),
-        )
+        """Join and sync; False: join again. Raises: GroupRefused, OSError, ClientError."""
         join_s = SESSION_S + REBALANCE_S + DELAY_S
-        joined = await self._link.send(join, wait_s=join_s)
+        joined = await self._link.send(self._state.join(self._known.encode()), wait_s=join_s)
         if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = joined.member_id
-            joined = await self._link.send(replace(join, member_id=self._member_id), wait_s=join_s)
-        if not self._good(joined.error):
+            self._state.joined(joined)
+            joined = await self._link.send(self._state.join(self._known.encode()), wait_s=join_s)
+        if not self._good(self._state.joined(joined)):
             return False
-        self._member_id, self._generation = joined.member_id, joined.generation
         given: tuple[tuple[str, bytes], ...] = ()
         if joined.leader == joined.member_id:
             known = Known(joined.generation, choose(joined.members)).encode()
             given = tuple((one.member_id, known) for one in joined.members)
         asked = Moment.of(self._clock)
-        synced = await self._link.send(
-            SyncGroupRequest(
-                group_id=self._group,
-                member_id=self._member_id,
-                generation=self._generation,
-                protocol_type=PROTOCOL_TYPE,
-                protocol_name=joined.protocol_name,
-                assignments=given,
-            ),
-            wait_s=SESSION_S + REBALANCE_S,
-        )
-        if not self._good(synced.error):
+        synced = await self._link.send(self._state.sync(joined, given), wait_s=SESSION_S + REBALANCE_S)
+        if not self._good(self._state.verdict(synced.error)):
             return False
         self._take(Known.decode(synced.assignment), asked)
         return True
 
     def _take(self, known: Known, asked: Moment) -> None:
         """Take in the generation's assignment; an unreadable one names no member."""
-        if known.generation == self._generation:
+        generation = self._state.number
+        if known.generation == generation:
             self._known = known
-        if known == Known(self._generation, self._member_id):
-            self._lease.name(self._generation, asked=asked, now=Moment.of(self._clock))
+        if known == Known(generation, self._state.member_id):
+            self._lease.name(generation, asked=asked, now=Moment.of(self._clock))
         else:
             self._lease.drop()
         self._tell()
 
     async def _beat(self) -> None:
-        """Send heartbeats until there is a new generation. Raises: LeaseRefused, ClientError."""
+        """Send heartbeats until there is a new generation. Raises: GroupRefused, ClientError."""
         failures = 0
         while True:
             await self._clock.sleep(self._link.pause_s(failures) if failures else BEAT_S)
             asked = Moment.of(self._clock)
-            beat = HeartbeatRequest(group_id=self._group, member_id=self._member_id, generation=self._generation)
             try:
-                if not self._good((await self._link.send(beat)).error):
+                answer = await self._link.send(self._state.beat())
+                if not self._good(self._state.verdict(answer.error)):
                     return
             except OSError as error:
                 failures += 1
                 logger.debug("group=%s does not answer: %s", self._group, error)
             else:
                 failures = 0
-                self._lease.beat(self._generation, asked=asked)
+                self._lease.beat(self._state.number, asked=asked)
             self._tell()
 
-    def _good(self, error: ErrorCode) -> bool:
-        """Tell if the answer is good; False: join again.
-
-        Raises: LeaseRefused; NotConnected: the group cannot answer now.
-        """
-        if error is ErrorCode.NONE:
-            return True
-        if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION):
-            return False
-        if error is ErrorCode.UNKNOWN_MEMBER_ID:
-            self._member_id = ""
+    def _good(self, verdict: Verdict) -> bool:
+        """Tell if an answer was good, and drop the lease if the group has given this process up; False: join again."""
+        if verdict is Verdict.GONE:
             self._lease.drop()
-            return False
-        if error in ADVICE:
-            raise LeaseRefused(f"group {self._group}: {error.name}: {ADVICE[error]}")
-        raise NotConnected(f"group {self._group}: {error.name}")
+        return verdict is Verdict.GOOD
 
     def _tell(self) -> None:
         """Log when this process got or lost the lease."""

@@ -1,8 +1,9 @@
-"""`Membership`: one member of a classic consumer group, without I/O and without a clock.
+"""`Membership`: one member of a classic group, without I/O and without a clock: of a consumer group, of a fleet's slot
+group, or of an app's lease group.
 
     OUT ──joined──▶ JOINED ──synced──▶ IN ──a heartbeat says that there is a new round──▶ OUT, as a known member
      ▲                │                │
-     └── unknown, or of an old round ──┘        a refusal that an operator has to mend: `GroupRefused`
+     └── gone, or of an old round ─────┘        a refusal that an operator has to mend: `GroupRefused`
 
 The member may rely on its assignment from the answer to SyncGroup on, for `session_timeout` after its last good
 heartbeat was *sent* (`sure`): the coordinator counts from the arrival of the heartbeat.
@@ -11,7 +12,7 @@ heartbeat was *sent* (`sure`): the coordinator counts from the arrival of the he
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -32,6 +33,7 @@ from flowshare.protocol.messages import (
 from flowshare.slots.consumer_protocol import Assignment, Partitions, decode_assignment
 
 PROTOCOL_TYPE: Final = "consumer"
+"""Kafka's tools show the assignments of groups of this type."""
 AGAIN: Final = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION})
 ADVICE: Final = {
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "its login needs READ on this group",
@@ -88,30 +90,47 @@ class Verdict(enum.Enum):
 
     GOOD = enum.auto()
     JOIN_AGAIN = enum.auto()
+    GONE = enum.auto()
+    """The group has given the member up: it joins again as a new one."""
 
 
 class Membership:
-    """The state of one member of a group, as the member knows it. protocol: the name of its assignor."""
+    """The state of one member of a group, as the member knows it.
 
-    def __init__(self, group_id: str, *, protocol: str, settings: GroupSettings) -> None:
+    protocol: the name of its assignor. protocol_type: the kind of the group. advice: errors that trying again does not
+    mend, and what an operator has to do.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        *,
+        protocol: str,
+        settings: GroupSettings,
+        protocol_type: str = PROTOCOL_TYPE,
+        advice: Mapping[ErrorCode, str] = ADVICE,
+    ) -> None:
         self.group_id = group_id
         self.protocol = protocol
         self.settings = settings
+        self._protocol_type = protocol_type
+        self._advice = advice
         self.member_id = ""
         self.generation: Generation | None = None
-        self._number = -1
+        self.number = -1
+        """The number of the last round."""
         self._proved_s: float | None = None
 
     # --- what is asked ------------------------------------------------------------------------------------------
 
-    def join(self, subscription: bytes) -> JoinGroupRequest:
-        """Return the request for a new round, or for the one under way."""
+    def join(self, metadata: bytes) -> JoinGroupRequest:
+        """Return the request for a new round, or for the one under way. metadata: for the round's leader."""
         return JoinGroupRequest(
             group_id=self.group_id,
             member_id=self.member_id,
             instance_id=self.settings.instance_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=(Supported(self.protocol, subscription),),
+            protocol_type=self._protocol_type,
+            protocols=(Supported(self.protocol, metadata),),
             session_timeout_ms=round(self.settings.session_timeout * 1000),
             rebalance_timeout_ms=round(self.settings.rebalance_timeout * 1000),
         )
@@ -122,8 +141,8 @@ class Membership:
             group_id=self.group_id,
             member_id=self.member_id,
             instance_id=self.settings.instance_id,
-            generation=self._number,
-            protocol_type=PROTOCOL_TYPE,
+            generation=self.number,
+            protocol_type=self._protocol_type,
             protocol_name=joined.protocol_name,
             assignments=tuple(assignments),
         )
@@ -134,14 +153,16 @@ class Membership:
             group_id=self.group_id,
             member_id=self.member_id,
             instance_id=self.settings.instance_id,
-            generation=self._number,
+            generation=self.number,
         )
 
-    def leave(self) -> LeaveGroupRequest | None:
-        """Return the request to leave; None: the member is in no group, or keeps its place by its instance id."""
-        if not self.member_id or self.settings.instance_id is not None:
+    def leave(self, *, for_good: bool = False) -> LeaveGroupRequest | None:
+        """Return the request to leave; None: the member is in no group, or keeps its place by its instance id, unless
+        `for_good`."""
+        instance_id = self.settings.instance_id
+        if not self.member_id or (instance_id is not None and not for_good):
             return None
-        return LeaveGroupRequest(group_id=self.group_id, members=(LeavingMember(self.member_id),))
+        return LeaveGroupRequest(group_id=self.group_id, members=(LeavingMember(self.member_id, instance_id),))
 
     def commit(self, generation: Generation, offsets: Sequence[OffsetToCommit]) -> OffsetCommitRequest:
         """Return the request to commit offsets that were read in a generation."""
@@ -162,7 +183,7 @@ class Membership:
             return Verdict.JOIN_AGAIN
         verdict = self.verdict(answer.error)
         if verdict is Verdict.GOOD:
-            self.member_id, self._number = answer.member_id, answer.generation
+            self.member_id, self.number = answer.member_id, answer.generation
         return verdict
 
     def synced(self, answer: SyncGroupResponse, sent_s: float) -> Generation | None:
@@ -173,7 +194,7 @@ class Membership:
         if self.verdict(answer.error) is not Verdict.GOOD:
             return None
         given = decode_assignment(answer.assignment) if answer.assignment else Assignment({}, b"")
-        self.generation = Generation(self._number, self.member_id, given.partitions, given.user_data)
+        self.generation = Generation(self.number, self.member_id, given.partitions, given.user_data)
         self.proved(sent_s)
         return self.generation
 
@@ -186,10 +207,10 @@ class Membership:
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""
             self._proved_s = None
-            return Verdict.JOIN_AGAIN
-        if error in ADVICE:
+            return Verdict.GONE
+        if error in self._advice:
             self._proved_s = None
-            raise GroupRefused(f"group {self.group_id}: {error.name}: {ADVICE[error]}")
+            raise GroupRefused(f"group {self.group_id}: {error.name}: {self._advice[error]}")
         raise NotConnected(f"group {self.group_id}: {error.name}")
 
     # --- what is known ------------------------------------------------------------------------------------------
