@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.backend.base import NOTHING_ASKED, WORKERS, BackendError, GroupNeeds
 from flowshare.backend.fleet_options import ADVICE, FleetPlace, FleetSecurity
 from flowshare.backend.native import KafkaBackend
-from flowshare.client.errors import ClientError, NotConnected
+from flowshare.client.errors import ClientError, NotConnected, check
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.settings import LinkSettings
@@ -147,7 +147,7 @@ class WorkersBackend(KafkaBackend):
 
         Raises: BackendError.
         """
-        from flowshare.fleet.groups.calls import WHO
+        from flowshare.fleet.messages import WhoRequest
 
         assert self.worker is not None
         try:
@@ -155,16 +155,17 @@ class WorkersBackend(KafkaBackend):
         except (OSError, ClientError) as error:
             raise BackendError(f"this worker is not reached at {host}:{port}: {error}; {ADVICE}") from None
         try:
-            told = await line.call(WHO)
+            told = await line.send(WhoRequest())
+            check(told.error, told.message, f"who answers at {host}:{port}")
         except (OSError, ClientError) as error:
             raise BackendError(f"what answers at {host}:{port} is not this worker ({error}); {ADVICE}") from None
         finally:
             await line.close()
-        if told.get("node_id") != self.worker.node_id:
+        if told.node_id != self.worker.node_id:
             raise BackendError(f"what answers at {host}:{port} is another worker; {ADVICE}")
-        if not told.get("worker"):
+        if not told.worker:
             raise BackendError(
-                f"the fleet's listeners take this worker for {told.get('principal')}, who is no worker: name the "
+                f"the fleet's listeners take this worker for {told.principal}, who is no worker: name the "
                 "principals of all workers in listen_super_users (several with ; between them)"
             )
 
@@ -299,9 +300,8 @@ class FleetConnection(ClusterConnection):
 
 async def _who(connection: NodeConnection) -> int:
     """Return the node id of the worker at the other end. Raises: OSError, ClientError."""
-    from flowshare.client.net.tcp import TcpConnection
-    from flowshare.fleet.groups.calls import WHO
+    from flowshare.fleet.messages import WhoRequest
 
-    assert isinstance(connection, TcpConnection)  # as it was reached by an address
-    told = await connection.call(WHO)
-    return int(told["node_id"])
+    told = await connection.send(WhoRequest())
+    check(told.error, told.message, "asking a worker who it is")
+    return told.node_id

@@ -9,7 +9,7 @@ import enum
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 HASHES: Final = 2**31
 """Keys have hashes from 0 to HASHES − 1: Kafka's murmur2 of the key, without its sign."""
@@ -43,11 +43,17 @@ WHOLE: Final[KeyRanges] = (KeyRange(0, HASHES),)
 """A partition that is not split."""
 
 
+if TYPE_CHECKING:
+    Column = array[int]
+else:
+    Column = array  # that has no type parameter at run time
+
+
 class OffsetColumns(NamedTuple):
     """Many ranges of offsets, ascending, as two columns: 16 bytes a range, and quick to copy."""
 
-    firsts: array[int]
-    ends: array[int]
+    firsts: Column
+    ends: Column
 
     def pairs(self) -> list[OffsetRange]:
         """The ranges one by one."""

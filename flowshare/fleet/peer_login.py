@@ -5,8 +5,8 @@ half (128 bits of its SHA-256: the whole map has all of them, and Kafka's record
 metadata in the slot group: only a client that may READ that group can put a mark there, and a client that may only see
 the group (DESCRIBE) learns nothing that helps. A line between two workers begins with a greeting:
 
-    caller → callee    fleet_greet {from: public half, to: mark, generation, nonce}
-    callee → caller    {key: public half, nonce}
+    caller → callee    GreetRequest: public half, mark of the callee, generation, nonce
+    callee → caller    GreetResponse: public half, nonce
 
 Both ends make the line's key of their own private half, the other's public half, and both nonces; no third party can.
 Each call and each answer carries its text and a MAC over the direction, a number, the call's name and that text. So an
@@ -24,26 +24,26 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
-import orjson
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, check
+from flowshare.fleet.messages import NONCE_DIGITS, GreetRequest, GreetResponse, ProvenAnswer, ProvenCall
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.private import read, write
 from flowshare.server.runtime.failures import Refused
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
+    from flowshare.protocol.messages import Request, Response
     from flowshare.server.edge.base import SocketCall
     from flowshare.slots.membership import SlotMap
 
-GREET: Final = "fleet_greet"
-"""{"from", "to", "generation", "nonce"} -> {"key", "nonce"}: begins a line; all later calls on it are proven."""
 KEPT_S: Final = 30.0
 """Time, in s, for which a worker that left may still call; calls to and from it are over by then."""
 GREET_S: Final = 2.0
@@ -54,7 +54,7 @@ GREETINGS_MAX: Final = 100
 WINDOW: Final = 4096
 """The calls of a line that may overtake each other; more are never under way."""
 _KEY_BYTES: Final = 32
-_NONCE_BYTES: Final = 16
+_NONCE_BYTES: Final = NONCE_DIGITS // 2
 _MARK_DIGITS: Final = 32
 _LABEL: Final = b"flowshare fleet 1"
 _LINE: Final = "fleet line"
@@ -64,15 +64,15 @@ STRANGER: Final = "this call is for the workers of this fleet only"
 """Message to a caller that is no worker of this fleet. A worker that the slot group gave up gets the message, too,
 until it has joined again."""
 
-Body = dict[str, Any]
+R = TypeVar("R")
 Random = Callable[[int], bytes]
 
 
 class PeerLine(Protocol):
-    """A connection to one worker (`client.net.tcp.TcpConnection`, `ProvenLine`)."""
+    """A connection to one worker (`client.net.tcp.TcpConnection`)."""
 
-    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Make one private call. Raises ServerError, NotConnected, ConnectionLost."""
+    async def send(self, request: Request[R]) -> R:
+        """Make one of flowshare's own calls. Raises NotConnected, ConnectionLost."""
         ...
 
     async def close(self) -> None:
@@ -214,12 +214,12 @@ async def greet(line: PeerLine, pair: KeyPair, callee: str, *, generation: int, 
     Raises: ServerError, OSError.
     """
     nonce = pair.nonce()
-    told = await line.call(GREET, **{"from": pair.public, "to": callee, "generation": generation, "nonce": nonce})
-    public = str(told.get("key", ""))
-    if mark_of(public) != callee:
+    told = await line.send(GreetRequest(caller=pair.public, callee=callee, generation=generation, nonce=nonce))
+    check(told.error, told.message, f"{about}: the greeting")
+    if mark_of(told.key) != callee:
         raise NotConnected(f"{about}: what greets there is not that worker")
     try:
-        key = pair.line_key(public, Greeting(pair.public, public, nonce, str(told.get("nonce"))))
+        key = pair.line_key(told.key, Greeting(pair.public, told.key, nonce, told.nonce))
     except ValueError as error:
         raise NotConnected(f"{about} does not greet as a worker does ({error})") from None
     return ProvenLine(line, key, about)
@@ -234,18 +234,21 @@ class ProvenLine:
         self._about = about
         self._number = 0
 
-    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Make one call. Raises ServerError, NotConnected, ConnectionLost (also: another worker answered)."""
+    async def call(self, request: Request[R]) -> R:
+        """Make one call. Raises ServerError, NotConnected, ConnectionLost (also: another worker answered), DecodeError
+        (the worker is of another version)."""
         self._number += 1
-        number, text = self._number, orjson.dumps(fields).decode()
-        told = await self._line.call(name, number=number, text=text, mac=_mac(self._key, _ASKED, number, name, text))
-        answer = str(told.get("text", ""))
-        if not _same(told.get("mac"), _mac(self._key, _ANSWERED, number, name, answer)):
-            raise ConnectionLost(f"{self._about}: what answered {name} is not that worker")
-        body: Body = orjson.loads(answer)
-        if "error" in body:
-            raise ServerError(ErrorCode.known(body["error"]), body.get("message"), about=f"{self._about}: {name}")
-        return body
+        own = request.own
+        assert own is not None
+        number, text = self._number, write(request).decode()
+        mac = _mac(self._key, _ASKED, number, own.name, text)
+        told = await self._line.send(ProvenCall(name=own.name, number=number, text=text, mac=mac))
+        check(told.error, told.message, f"{self._about}: {own.name}")
+        if not _same(told.mac, _mac(self._key, _ANSWERED, number, own.name, told.text)):
+            raise ConnectionLost(f"{self._about}: what answered {own.name} is not that worker")
+        answer: Any = read(own.response, told.text)
+        check(answer.error, answer.message, f"{self._about}: {own.name}")
+        return cast("R", answer)
 
     async def close(self) -> None:
         """Close."""
@@ -281,15 +284,15 @@ class _CallSession:
 class OpenedCall(NamedTuple):
     """A proven call, with the values that its answer's proof needs."""
 
-    body: Body
     name: str
+    text: str
     number: int
     key: bytes
 
-    def answered(self, answer: Body) -> Body:
+    def answered(self, answer: Response) -> ProvenAnswer:
         """Return the answer with its proof."""
-        text = orjson.dumps(answer).decode()
-        return {"text": text, "mac": _mac(self.key, _ANSWERED, self.number, self.name, text)}
+        text = write(answer).decode()
+        return ProvenAnswer(text=text, mac=_mac(self.key, _ANSWERED, self.number, self.name, text))
 
 
 class PeerDoor:
@@ -300,45 +303,39 @@ class PeerDoor:
         self._known = known
         self._directory = directory
 
-    async def greet(self, call: SocketCall) -> Body:
+    async def greet(self, call: SocketCall, request: GreetRequest) -> GreetResponse:
         """Begin a line. Raises Refused."""
-        caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
-        words = all(isinstance(one, str) for one in (caller, callee, nonce))
-        if type(generation) is not int or not words or len(nonce) != 2 * _NONCE_BYTES:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"{GREET} needs from, to, generation and nonce")
+        caller, generation = request.caller, request.generation
         trusted = await self._known.expect(mark_of(caller), generation)
         mine = self._directory.map
         if mine is None or (not trusted and mine.generation < generation):
             raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
         if not trusted:
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER)
-        if callee != self._pair.mark:
+        if request.callee != self._pair.mark:
             raise Refused(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "another worker listened here before; try again when you know"
             )
         answered = self._pair.nonce()
         try:
-            key = self._pair.line_key(caller, Greeting(caller, self._pair.public, nonce, answered))
+            key = self._pair.line_key(caller, Greeting(caller, self._pair.public, request.nonce, answered))
         except ValueError:
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER) from None
         call.peer.extra[_LINE] = _CallSession(mark_of(caller), key)
-        return {"key": self._pair.public, "nonce": answered}
+        return GreetResponse(key=self._pair.public, nonce=answered)
 
-    def open(self, call: SocketCall) -> OpenedCall:
+    def open(self, call: SocketCall, request: ProvenCall) -> OpenedCall:
         """Return a call's content if a worker of this fleet makes the call to this worker, now. Raises Refused."""
         session: _CallSession | None = call.peer.extra.get(_LINE)
-        name, number, text = str(call.request["call"]), call.request.get("number"), call.request.get("text")
+        name, number, text = request.name, request.number, request.text
         if (
             session is None
-            or type(number) is not int
-            or not 0 < number < 1 << 63
-            or not isinstance(text, str)
-            or not _same(call.request.get("mac"), _mac(session.key, _ASKED, number, name, text))
+            or not _same(request.mac, _mac(session.key, _ASKED, number, name, text))
             or not self._known.has(session.caller)
             or not session.takes(number)
         ):
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER)
-        return OpenedCall(orjson.loads(text), name, number, session.key)
+        return OpenedCall(name, text, number, session.key)
 
 
 def _mac(key: bytes, direction: bytes, number: int, name: str, text: str) -> str:
@@ -346,5 +343,5 @@ def _mac(key: bytes, direction: bytes, number: int, name: str, text: str) -> str
     return hmac.digest(key, head + text.encode(), "sha256").hex()
 
 
-def _same(told: object, wanted: str) -> bool:
-    return isinstance(told, str) and hmac.compare_digest(told.encode(), wanted.encode())
+def _same(told: str, wanted: str) -> bool:
+    return hmac.compare_digest(told.encode(), wanted.encode())

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.backoff import QUICK
 from flowshare.client.errors import ClientError, NotConnected, ServerError
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory, WorkerAddress
     from flowshare.fleet.peer_login import KeyPair, KnownKeys
+    from flowshare.protocol.messages import Request, Response
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 CALL_S: Final = 5.0
@@ -61,19 +63,17 @@ class Peers:
         self._tellings: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def call(self, node_id: int, name: str, *, limit_s: float = CALL_S, **fields: Any) -> dict[str, Any]:
+    async def call(self, node_id: int, request: Request[R], *, limit_s: float = CALL_S) -> R:
         """Ask one worker. Raises OSError (not reached, no answer), ClientError (refused: ServerError)."""
         heard = self._heard[node_id]
         try:
-            return await self._clock.wait_for(self._call(node_id, name, **fields), limit_s)
+            return await self._clock.wait_for(self._call(node_id, request), limit_s)
         except TimeoutError:
             if self._heard[node_id] == heard:
                 await self._drop(node_id)  # else it is alive and busy, and others wait for their answers
-            raise NotConnected(f"worker {node_id} did not answer {name} within {limit_s:g} s") from None
+            raise NotConnected(f"worker {node_id} did not answer {_name(request)} within {limit_s:g} s") from None
 
-    async def ask_coordinator(
-        self, group_id: str, name: str, here: Callable[[], Awaitable[T]], /, **fields: Any
-    ) -> T | dict[str, Any]:
+    async def ask_coordinator(self, group_id: str, request: Request[R], here: Callable[[], Awaitable[T]]) -> T | R:
         """Ask a group's coordinator, by `here` if this worker is it; a missing or moved one is looked for.
 
         Raises: Refused (not reached in time, or `here` refuses), ServerError (the coordinator refuses), ClientError.
@@ -85,7 +85,7 @@ class Peers:
                 if self._directory.is_me(node):
                     return await here()
                 if node != NOBODY:
-                    return await self.call(node, name, **fields)
+                    return await self.call(node, request)
                 problem: object = "nobody does at the moment"
             except (OSError, ServerError, Refused) as error:
                 if not isinstance(error, OSError) and error.code not in MOVED:
@@ -97,24 +97,24 @@ class Peers:
                 raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
             await self._clock.sleep(FIND_PAUSE_S)
 
-    def tell_all(self, name: str, **fields: Any) -> None:
+    def tell_all(self, request: Request[Response]) -> None:
         """Tell all other workers known now."""
         for node_id in self._directory.other_nodes:
-            self.tell(node_id, name, **fields)
+            self.tell(node_id, request)
 
-    def tell_leaders(self, name: str, **fields: Any) -> list[asyncio.Task[None]]:
+    def tell_leaders(self, request: Request[Response]) -> list[asyncio.Task[None]]:
         """Tell all other workers that lead, or are about to; a fleet may have many more workers that do not."""
-        tellings = [self.tell(node_id, name, **fields) for node_id in self._directory.leading]
+        tellings = [self.tell(node_id, request) for node_id in self._directory.leading]
         return [telling for telling in tellings if telling is not None]
 
-    def tell(self, node_id: int, name: str, **fields: Any) -> asyncio.Task[None] | None:
+    def tell(self, node_id: int, request: Request[Response]) -> asyncio.Task[None] | None:
         """Tell one worker, again and again until it answers, has left, or TELL_S are over.
 
         Returns the task; None when too many messages are under way.
         """
         if self._closed or len(self._tellings) >= TELLINGS_MAX:
             return None
-        task = asyncio.create_task(self._tell(node_id, name, fields), name=f"tell worker {node_id} {name}")
+        task = asyncio.create_task(self._tell(node_id, request), name=f"tell worker {node_id} {_name(request)}")
         self._tellings.add(task)
         task.add_done_callback(self._tellings.discard)
         return task
@@ -127,11 +127,11 @@ class Peers:
         for line in lines.values():
             await line.close()
 
-    async def _tell(self, node_id: int, name: str, fields: dict[str, Any]) -> None:
+    async def _tell(self, node_id: int, request: Request[Response]) -> None:
         end_s, tries = self._clock.monotonic() + TELL_S, 0
         while self._clock.monotonic() < end_s and node_id in self._directory.nodes:
             try:
-                await self.call(node_id, name, **fields)
+                await self.call(node_id, request)
             except OSError:
                 pass
             except ClientError as error:
@@ -143,11 +143,11 @@ class Peers:
             tries += 1
             await self._clock.sleep(QUICK.after(tries))
 
-    async def _call(self, node_id: int, name: str, **fields: Any) -> dict[str, Any]:
+    async def _call(self, node_id: int, request: Request[R]) -> R:
         line: ProvenLine | None = None
         try:
             line = await self._line(node_id)
-            answer = await line.call(name, **fields)
+            answer = await line.call(request)
         except OSError:
             if line is not None:
                 await self._drop(node_id, line)
@@ -187,3 +187,7 @@ class Peers:
         if known is not None and line in (None, known):
             del self._lines[node_id]
             await known.close()
+
+
+def _name(request: Request[R]) -> str:
+    return "" if request.own is None else request.own.name

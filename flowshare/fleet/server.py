@@ -131,6 +131,6 @@ class FleetServer:
             *configs.ENDPOINTS,
             *metadata.ENDPOINTS,
             *records.ENDPOINTS,
-            private.endpoint(self._calls.by_name()),
+            private.endpoint(self._calls.ways()),
         )
         return table(endpoints, only=ADVERTISED)

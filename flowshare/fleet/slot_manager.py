@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.backoff import USUAL
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import Claimed, WorkerAddress
+from flowshare.fleet.messages import HandOver, SlotClaimed
 from flowshare.fleet.state.slot import SlotOwner
 from flowshare.log.base import LogError, NotLed
 
@@ -44,10 +45,6 @@ LEFT_S: Final = 1.0
 SILENT_S: Final = 1.0
 """Time, in s, for which slots with the same fate are gathered into one log line."""
 SILENT_NAMED: Final = 20
-HAND_OVER: Final = "fleet_hand_over"
-"""{"slot", "to"} -> {}: release a slot."""
-CLAIMED: Final = "fleet_claimed"
-"""{"slot", "epoch", "node": [id, host, port]} -> {}: a slot was claimed."""
 
 logger = logging.getLogger(__name__)
 
@@ -195,14 +192,15 @@ class SlotManager:
         if number in self._ending:
             return False
         self._served.add(number)
-        self.peers.tell_all(CLAIMED, slot=number, epoch=slot.epoch, node=list(place))
+        self.peers.tell_all(SlotClaimed(slot=number, epoch=slot.epoch, node=place))
         return True
 
     async def _ask(self, number: int, holder: WorkerAddress, place: WorkerAddress) -> None:
         """Ask the holder to release the slot, if it lives."""
         limit_s = HAND_OVER_S if holder.node_id in self.directory.nodes else LEFT_S
         try:
-            await self.peers.call(holder.node_id, HAND_OVER, limit_s=limit_s, slot=number, to=str(place.node_id))
+            asked = HandOver(slot=number, to=str(place.node_id))
+            await self.peers.call(holder.node_id, asked, limit_s=limit_s)
         except (OSError, ClientError) as error:
             text = "%s are claimed from worker %d without its word: %s"
             self._tell_soon(holder.node_id, number, logger.info, text, holder.node_id, error)
@@ -226,7 +224,7 @@ class SlotManager:
 
     def _lost(self, number: int) -> None:
         """Lay a slot down, because another owner claimed it or a write's outcome is not known. No worker is told from
-        here; the next owner tells all (`CLAIMED`)."""
+        here; the next owner tells all (`SlotClaimed`)."""
         slot = self.led.get(number)
         if slot is not None and number not in self._ending:
             self.lost += 1

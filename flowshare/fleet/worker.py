@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.core_errors import InconsistentGroupProtocol
 from flowshare.fleet.directory import Directory, WorkerAddress
-from flowshare.fleet.groups.calls import LEAVING, FleetCalls
+from flowshare.fleet.groups.calls import FleetCalls
 from flowshare.fleet.groups.configs import FleetConfigs
 from flowshare.fleet.groups.duties import FleetDuties, FleetSlotContents
 from flowshare.fleet.groups.facts import FleetGroups, KnownGroups
@@ -25,6 +25,7 @@ from flowshare.fleet.groups.other_fleets import OtherFleets
 from flowshare.fleet.groups.settings import FleetConfig, FleetSettings
 from flowshare.fleet.inspection import described
 from flowshare.fleet.log.kafka_log import KafkaLog
+from flowshare.fleet.messages import WorkerLeaving
 from flowshare.fleet.peer_login import KeyPair, KnownKeys, PeerDoor
 from flowshare.fleet.peers import Peers
 from flowshare.fleet.server import FleetServer
@@ -156,7 +157,7 @@ class FleetWorker:
         self._service.prepare_close()
         until = self._clock.monotonic() + LEAVE_S
         await self._slot_group.leave()
-        self._peers.tell_all(LEAVING)
+        self._peers.tell_all(WorkerLeaving())
         left_s = max(until - self._clock.monotonic(), 0.0)  # leaving may have taken all the time
         await self._slot_manager.close(wait_s=left_s if self.directory.other_nodes else 0.0)
 

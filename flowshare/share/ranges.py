@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 Range = tuple[int, int]
 
@@ -16,6 +17,12 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             joined.append((first, last))
     return joined
+
+
+def check_order(ranges: Sequence[Range]) -> None:
+    """Check that ranges are ascending, disjoint and not reversed. Raises: ValueError."""
+    if any(not 0 <= first <= last for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
+        raise ValueError("ranges are to be ascending and disjoint, each from its first to its last offset")
 
 
 def minus(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:

@@ -8,10 +8,14 @@ import importlib
 import struct
 from contextlib import asynccontextmanager
 
+import orjson
+
+from flowshare.client.errors import check
 from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol import messages
+from flowshare.protocol.compact import framed, head
 from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, module, read_request, request_start, write_response
@@ -40,6 +44,18 @@ def versions_answer(number, version, offered, error=0):
     keys = tuple(m.ApiVersion(api_key=key, min_version=lo, max_version=hi) for key, (lo, hi) in offered.items())
     more = {"throttle_time": NO_TIME} if version else {}
     return write_response(number, m.ApiVersionsResponse(error_code=kio_error(error), api_keys=keys, **more))
+
+
+async def raw_call(connection, name, /, **fields):
+    """Send one of flowshare's own calls with any fields, and return the answer's. Raises: ServerError."""
+    body = orjson.dumps({"call": name, **fields})
+    answer = await connection._pipeline.call(
+        lambda number: framed([head(ApiKey.FLOWSHARE, 0, number, "raw"), body]),
+        lambda frame: orjson.loads(frame[5:]),
+        name=name,
+    )
+    check(ErrorCode(answer.get("error", 0)), answer.get("message"), name)
+    return answer
 
 
 class FakeBroker:

@@ -19,6 +19,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import OffsetCommitRequest, OffsetToCommit
 from flowshare.server.net.listener import Listener
 from flowshare.share.types import AckRange
+from tests.client.sockets import raw_call
 from tests.client.worlds import world_on
 
 pytestmark = pytest.mark.asyncio
@@ -136,9 +137,10 @@ async def test_finished_ranges_cross_a_socket_and_only_to_flowshares_own_servers
         with pytest.raises(ServerError) as refused:
             await admin.place_group("far", {("none", 0): 1}, {("none", 0): [(3, 4)]})
         assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        for nonsense in ({"x": 1}, [["orders", 0, 1, [[5, 4]]]], [["orders", "0", 1, []]], [["orders", 0, 1]]):
+        offsets = [[["orders", 0], 1]]
+        for nonsense in ({"offsets": {"x": 1}}, {"offsets": offsets, "finished": [[["orders", 0], [[5, 4]]]]}):
             with pytest.raises(ServerError) as wrong:
-                await line.call("share_place", group_id="far", partitions=nonsense)
+                await raw_call(line, "share_place", group_id="far", **nonsense)
             assert wrong.value.code is ErrorCode.INVALID_REQUEST
 
         line.is_flowshare = False

@@ -13,18 +13,18 @@ from collections import Counter
 from types import SimpleNamespace
 from uuid import UUID
 
-import orjson
-
-from flowshare.client.errors import NotConnected, ServerError
+from flowshare.client.errors import NotConnected
 from flowshare.fleet import slot_group
 from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
-from flowshare.fleet.peer_login import GREET, KeyPair, KnownKeys, PeerDoor
+from flowshare.fleet.messages import GreetRequest, HandOver, ProvenCall, SlotClaimed
+from flowshare.fleet.peer_login import KeyPair, KnownKeys, PeerDoor
 from flowshare.fleet.peers import Peers
 from flowshare.fleet.slot_group import SlotGroup
-from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER, SlotManager
+from flowshare.fleet.slot_manager import SlotManager
 from flowshare.groups.types import ClassicConfig
 from flowshare.protocol import messages as m
-from flowshare.server.runtime.failures import Refused, failure
+from flowshare.protocol.private import read, write
+from flowshare.server.runtime.failures import Refused, refusal
 from flowshare.server.share.returning_members import own_interval_ms
 from flowshare.share.config import GroupConfig
 from flowshare.share.group import ShareGroup, TopicInfo
@@ -223,27 +223,27 @@ class PeerLine:
         self.callee = callee
         self.peer = SimpleNamespace(extra={})
 
-    async def call(self, name, **fields):
+    async def send(self, request):
         await self.caller.fleet.clock.sleep(CALL_S)
         callee = self.callee
         if callee.dead or self.caller.dead:
             raise NotConnected(f"worker {callee.number} is dead")
-        fleet = callee.fleet
-        fleet.calls[name] += 1
-        fleet.call_bytes += len(orjson.dumps(fields)) + HEAD_BYTES
-        call = SimpleNamespace(request={"call": name, **fields}, peer=self.peer)
+        fleet, call = callee.fleet, SimpleNamespace(peer=self.peer)
+        fleet.calls[request.name if isinstance(request, ProvenCall) else request.own.name] += 1
+        fleet.call_bytes += len(write(request)) + HEAD_BYTES
         try:
-            if name == GREET:
-                return await callee.door.greet(call)
-            opened = callee.door.open(call)
+            if isinstance(request, GreetRequest):
+                return await callee.door.greet(call, request)
+            opened = callee.door.open(call, request)
         except Refused as refused:
-            raise ServerError(*failure(refused)) from None
-        body = opened.body
-        if name == HAND_OVER:
-            await callee.slot_manager.hand_over(body["slot"], body["to"])
-        elif name == CLAIMED:
-            callee.directory.claimed(body["slot"], Claimed(body["epoch"], WorkerAddress(*body["node"])))
-        return opened.answered({})
+            return refusal(request.own.response, refused)
+        if opened.name == HandOver.own.name:
+            asked = read(HandOver, opened.text)
+            await callee.slot_manager.hand_over(asked.slot, asked.to)
+        elif opened.name == SlotClaimed.own.name:
+            told = read(SlotClaimed, opened.text)
+            callee.directory.claimed(told.slot, Claimed(told.epoch, told.node))
+        return opened.answered(m.Response())
 
     async def close(self):
         pass

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 import pytest
 
 from flowshare.client.errors import ServerError
 from flowshare.client.session.share_session import Plan
-from flowshare.fleet.groups.leaders import OFFSETS_TOLD, offsets_of, tell_offsets
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import SharePartitionOffsets
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.share.parking import Mark
 from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode
@@ -286,16 +283,6 @@ def test_the_order_of_a_fleets_group_does_not_change_while_it_has_members():
             await admin.close()
 
     virtually(scenario)
-
-
-@pytest.mark.parametrize("parked", [0, 3])
-def test_what_a_worker_tells_of_a_share_partition_has_a_field_more_only_where_keys_are_parked(parked: int) -> None:
-    """A worker of an older release, in a rolling upgrade, reads as many as it knows."""
-    part = SharePartitionOffsets(topic="t", topic_id=uuid.UUID(int=7), partition=1, start_offset=4, parked=parked)
-
-    told = tell_offsets(part)
-    assert len(told) == len(OFFSETS_TOLD) + bool(parked)
-    assert offsets_of(told) == part
 
 
 def pairs(*told: tuple[str, str]) -> bytes:

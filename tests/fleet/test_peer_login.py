@@ -12,21 +12,34 @@ import pytest
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
 from flowshare.fleet import peer_login
 from flowshare.fleet.directory import Directory, WorkerAddress
-from flowshare.fleet.groups.calls import LEAVING
-from flowshare.fleet.groups.facts import FACTS, HAS
-from flowshare.fleet.groups.leaders import GONE, REPLACE
-from flowshare.fleet.groups.settings import SET
-from flowshare.fleet.peer_login import GREET, KEPT_S, KeyPair, KnownKeys, PeerDoor, greet, mark_of
+from flowshare.fleet.messages import (
+    AlterFleetSettings,
+    FactsRequest,
+    GreetRequest,
+    GreetResponse,
+    HasGroupRequest,
+    MemberGone,
+    ProvenCall,
+    ReplaceStates,
+    WhoRequest,
+    WhoResponse,
+    WorkerLeaving,
+)
+from flowshare.fleet.peer_login import KEPT_S, KeyPair, KnownKeys, PeerDoor, greet, mark_of
 from flowshare.fleet.state.topic import slot_group
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import DescribeGroupRequest
-from flowshare.server.runtime.failures import Refused, failure
+from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.messages import DescribeGroupRequest, Response
+from flowshare.protocol.private import read, write
+from flowshare.server.runtime.failures import Refused, refusal
 from flowshare.slots import membership
 from flowshare.slots.consumer_protocol import decode_assignment, decode_subscription
 from flowshare.slots.membership import SlotMap
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.world import EARLIEST, Fleet, Peer
+
+ANSWERED = WhoResponse(node_id=7)
 
 
 def virtually(scenario):
@@ -79,21 +92,23 @@ class Wire:
         self.change = lambda body: body
         self.closed = False
 
-    async def call(self, name, **fields):
-        body = self.change(orjson.loads(orjson.dumps({"call": name, **fields})))
-        self.seen.append(body)
-        return self.change(await self.answer(body))
+    async def send(self, request):
+        asked = self.change(orjson.loads(write(request)))
+        self.seen.append(asked)
+        told = self.change(orjson.loads(write(await self.answer(asked))))
+        return read(request.own.response, orjson.dumps(told))
 
-    async def answer(self, body):
-        """Return the worker's answer to a request, which echoes the request. Raises: ServerError."""
-        call = SimpleNamespace(request=body, peer=self.peer)
+    async def answer(self, asked):
+        """Return the worker's answer to a request: it says that it is the worker 7."""
+        call = SimpleNamespace(peer=self.peer)
+        kind = GreetRequest if asked["call"] == "fleet_greet" else ProvenCall
         try:
-            if body["call"] == GREET:
-                return await self.callee.door.greet(call)
-            opened = self.callee.door.open(call)
+            request = read(kind, orjson.dumps(asked))
+            if kind is GreetRequest:
+                return await self.callee.door.greet(call, request)
+            return self.callee.door.open(call, request).answered(WhoResponse(node_id=7))
         except Refused as refused:
-            raise ServerError(*failure(refused)) from None
-        return opened.answered({"echo": opened.body})
+            return refusal(Response, refused)
 
     async def close(self):
         self.closed = True
@@ -120,13 +135,13 @@ async def told_of(fleet) -> dict:
     return fields
 
 
-CALLS = {
-    FACTS: {"group_id": "g"},
-    GONE: {"group_id": "g", "member_id": "m", "version": [1, 1], "died": False},
-    REPLACE: {"states": []},
-    SET: {"changes": {}, "validate_only": True, "first": False},
-    LEAVING: {},
-}
+CALLS = (
+    FactsRequest(group_id="g"),
+    MemberGone(group_id="g", member_id="m", version=(1, 1), died=False),
+    ReplaceStates(states=()),
+    AlterFleetSettings(changes={}, validate_only=True),
+    WorkerLeaving(),
+)
 
 
 def test_what_kafka_tells_of_the_slot_group_lets_nobody_call_its_workers():
@@ -137,10 +152,13 @@ def test_what_kafka_tells_of_the_slot_group_lets_nobody_call_its_workers():
             machine = fleet.coordinator("g")
             assert told["generation"] == machine.worker.directory.map.generation
             stranger = Peer(fleet, machine, WorkerAddress(0, *machine.address))
-            for name, fields in CALLS.items():
-                with pytest.raises(ServerError, match="for the workers of this fleet only") as refused:
-                    await stranger.call(name, **told, **fields)
-                assert refused.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            for request in CALLS:
+                for mac in ("", told["key"]):
+                    call = ProvenCall(name=request.own.name, number=1, text=write(request).decode(), mac=mac)
+                    refused = await stranger.send(call)
+                    assert refused.error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                    assert "for the workers of this fleet only" in refused.message
+                assert (await stranger.send(request)).error is ErrorCode.UNSUPPORTED_VERSION
 
     virtually(scenario)
 
@@ -153,9 +171,9 @@ def test_with_the_public_half_of_another_worker_nobody_gets_further_than_the_gre
             stolen = pair(7)
             stolen.public = two._pair.public
             made = await greet(stranger, stolen, one._pair.mark, generation=1, about="it")
-            for name, fields in CALLS.items():
+            for request in CALLS:
                 with pytest.raises(ServerError, match="for the workers of this fleet only"):
-                    await made.call(name, **fields)
+                    await made.call(request)
 
     virtually(scenario)
 
@@ -169,13 +187,17 @@ def test_whether_a_fleet_has_a_group_is_told_to_other_fleets_and_nothing_else():
             await member.start()
             stranger = Peer(fleet, machine, WorkerAddress(0, *machine.address))
 
-            assert await stranger.call(HAS, group_id="g") == {"exists": True}
-            assert await stranger.call(HAS, group_id="h") == {"exists": False}
+            assert (await stranger.send(HasGroupRequest(group_id="g"))).exists
+            assert not (await stranger.send(HasGroupRequest(group_id="h"))).exists
             stranger.peer.may = lambda *_: False
-            with pytest.raises(ServerError, match="describing group g is not allowed"):
-                await stranger.call(HAS, group_id="g")
-            with pytest.raises(ServerError, match="is no worker here"):
-                await stranger.call(GREET)
+            stranger.peer.need = denied
+            refused = await stranger.send(HasGroupRequest(group_id="g"))
+            assert refused.error is ErrorCode.GROUP_AUTHORIZATION_FAILED
+            refused = await stranger.send(GreetRequest(caller="", callee="", generation=1, nonce="0" * 32))
+            assert "is no worker here" in refused.message
+
+    def denied(*right):
+        raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, str(right))
 
     virtually(scenario)
 
@@ -188,8 +210,8 @@ def test_workers_of_one_map_hear_each_other():
         wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
         made = await line(wire, pair(2))
 
-        assert await made.call("x", a=[1, "ü"]) == {"echo": {"a": [1, "ü"]}}
-        assert await made.call("x") == {"echo": {}}
+        assert await made.call(WhoRequest()) == ANSWERED
+        assert await made.call(WhoRequest()) == ANSWERED
         await made.close()
         assert wire.closed
 
@@ -200,39 +222,37 @@ def test_a_call_that_was_listened_to_is_good_for_nothing_again():
     async def scenario(clock):
         callee = Callee(clock, pair(1), agreed(pair(1), pair(2)))
         wire, other = Wire(callee), Wire(callee)
-        await (await line(wire, pair(2))).call("x")
+        await (await line(wire, pair(2))).call(WhoRequest())
         greeting, call = wire.seen
 
         for again in (wire, other):
-            with pytest.raises(ServerError, match="workers of this fleet only"):
-                await again.answer(call)
-        await other.answer(greeting)
-        with pytest.raises(ServerError, match="workers of this fleet only"):
-            await other.answer(call)
+            assert (await again.answer(call)).message == peer_login.STRANGER
+        assert (await other.answer(greeting)).key
+        assert (await other.answer(call)).message == peer_login.STRANGER
 
     virtually(scenario)
 
 
-@pytest.mark.parametrize("changed", [{"call": "y"}, {"text": "{}"}, {"number": 2}, {"mac": ""}, {"mac": None}])
+@pytest.mark.parametrize("changed", [{"name": "y"}, {"text": "[]"}, {"number": 2}, {"mac": ""}])
 def test_a_call_that_was_changed_on_its_way_is_refused(changed):
     async def scenario(clock):
         wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
         made = await line(wire, pair(2))
         wire.change = lambda body: body | changed if "call" in body else body
         with pytest.raises(ServerError, match="workers of this fleet only"):
-            await made.call("x", a=1)
+            await made.call(WhoRequest())
 
     virtually(scenario)
 
 
-@pytest.mark.parametrize("answer", [{}, {"text": "{}"}, {"text": "{}", "mac": "00"}])
+@pytest.mark.parametrize("answer", [{}, {"text": "{}"}, {"text": "{}", "mac": "00"}, {"text": "{}", "mac": "ü"}])
 def test_an_answer_of_somebody_else_ends_the_line(answer):
     async def scenario(clock):
         wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
         made = await line(wire, pair(2))
         wire.change = lambda body: body if "call" in body else answer
         with pytest.raises(ConnectionLost, match="is not that worker"):
-            await made.call("x")
+            await made.call(WhoRequest())
 
     virtually(scenario)
 
@@ -243,14 +263,14 @@ def test_a_call_to_one_worker_is_good_at_no_other():
         wire = Wire(Callee(clock, pair(1), everybody))
         with pytest.raises(ServerError, match="another worker listened here before"):
             await line(wire, pair(2), callee=pair(3))
-        wire.change = lambda body: body | {"to": pair(1).mark} if body.get("call") == GREET else body
+        wire.change = lambda body: body | {"callee": pair(1).mark} if body.get("call") == "fleet_greet" else body
         with pytest.raises(NotConnected, match="what greets there is not that worker"):
             await line(wire, pair(2), callee=pair(3))
-        turned = {"to": pair(1).mark, "key": pair(3).public}
+        turned = {"callee": pair(1).mark, "key": pair(3).public}
         wire.change = lambda body: {name: turned.get(name, value) for name, value in body.items()}
         made = await line(wire, pair(2), callee=pair(3))
         with pytest.raises(ServerError, match="workers of this fleet only"):
-            await made.call("x")
+            await made.call(WhoRequest())
 
     virtually(scenario)
 
@@ -274,25 +294,24 @@ def test_a_public_half_that_is_none_lets_nobody_in(bad):
         with pytest.raises(ServerError, match="workers of this fleet only"):
             await line(wire, mine)
         with pytest.raises(NotConnected, match="does not greet as a worker does"):
-            await greet(SimpleNamespace(call=greets), pair(1), mark_of(bad), generation=1, about="worker 2")
+            await greet(SimpleNamespace(send=greets), pair(1), mark_of(bad), generation=1, about="worker 2")
 
     async def greets(*_, **__):
-        return {"key": bad, "nonce": "00"}
+        return GreetResponse(key=bad, nonce="00")
 
     virtually(scenario)
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"nonce": "00"}, {"from": 1}, {"nonce": None}, {"generation": "1"}, {"generation": True}, {"to": []}]
+    "fields",
+    [{"nonce": "00"}, {"caller": 1}, {"nonce": None}, {"generation": "1"}, {"generation": True}, {"callee": []}],
 )
-def test_a_greeting_without_sense_is_refused_in_words(fields):
-    async def scenario(clock):
-        wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
-        good = {"from": pair(2).public, "to": pair(1).mark, "generation": 1, "nonce": "00" * 16} if fields else {}
-        with pytest.raises(ServerError, match="needs from, to, generation and nonce"):
-            await wire.answer({"call": GREET, **good, **fields})
+def test_a_greeting_without_sense_is_refused(fields):
+    good = {"caller": pair(2).public, "callee": pair(1).mark, "generation": 1, "nonce": "00" * 16}
 
-    virtually(scenario)
+    assert read(GreetRequest, orjson.dumps(good))
+    with pytest.raises(DecodeError, match="GreetRequest cannot be read"):
+        read(GreetRequest, orjson.dumps(good | fields))
 
 
 # --- maps that differ -----------------------------------------------------------------------------------------------
@@ -306,7 +325,7 @@ def test_a_caller_that_only_the_next_map_has_is_heard_as_soon_as_that_comes():
         assert not coming.done()
         callee.directory.agreed(agreed(pair(1), pair(2), generation=2))
 
-        assert await (await coming).call("x") == {"echo": {}}
+        assert await (await coming).call(WhoRequest()) == ANSWERED
         await callee.known.close()
 
     virtually(scenario)
@@ -319,7 +338,7 @@ def test_a_worker_that_left_hears_those_that_came_later_for_its_slots():
         callee = Callee(clock, pair(1), agreed(pair(1)))
         callee.described = agreed(pair(2), generation=2)
 
-        assert await (await line(Wire(callee), pair(2), generation=2)).call("x") == {"echo": {}}
+        assert await (await line(Wire(callee), pair(2), generation=2)).call(WhoRequest()) == ANSWERED
         assert callee.known.of(1) == pair(2).mark
         await callee.known.close()
 
@@ -345,11 +364,11 @@ def test_who_left_is_heard_until_what_it_gives_away_is_taken():
         made = await line(Wire(callee), pair(2))
         callee.directory.agreed(agreed(pair(1), generation=2))
 
-        assert await made.call("x") == {"echo": {}}
+        assert await made.call(WhoRequest()) == ANSWERED
         assert callee.known.of(2) == pair(2).mark
         await clock.sleep(KEPT_S)
         with pytest.raises(ServerError, match="workers of this fleet only"):
-            await made.call("x")
+            await made.call(WhoRequest())
         with pytest.raises(ServerError, match="workers of this fleet only"):
             await line(Wire(callee), pair(2))
         assert callee.known.of(2) is None
@@ -373,13 +392,13 @@ def test_a_worker_that_was_given_up_calls_again_as_one_that_is_not_reached():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
             one, two = (machine.worker for machine in fleet.machines)
-            assert await one._peers.call(two.node_id, LEAVING) == {}
+            assert await one._peers.call(two.node_id, WorkerLeaving()) == Response()
             known = two._known
             present, known._present, known._former = known._present, frozenset(), {}
 
             with pytest.raises(NotConnected, match="knows that this one was given up; it joins its fleet again"):
-                await one._peers.call(two.node_id, LEAVING)
+                await one._peers.call(two.node_id, WorkerLeaving())
             known._present = present
-            assert await one._peers.call(two.node_id, LEAVING) == {}
+            assert await one._peers.call(two.node_id, WorkerLeaving()) == Response()
 
     virtually(scenario)

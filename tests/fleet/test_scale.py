@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER
+from flowshare.fleet.messages import HandOver, SlotClaimed
 from flowshare.protocol.messages import DescribeGroupRequest, HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -54,8 +54,8 @@ def test_slots_are_balanced_and_only_those_of_who_comes_or_goes_move(workers):
 
                 count = moved(before, fleet.served())
                 assert count <= share
-                assert fleet.calls[HAND_OVER] <= count
-                assert fleet.calls[CLAIMED] <= count * len(fleet.workers)
+                assert fleet.calls[HandOver.own.name] <= count
+                assert fleet.calls[SlotClaimed.own.name] <= count * len(fleet.workers)
             assert balanced(fleet.served(), nodes_of(fleet))
 
     virtually(scenario)

@@ -8,8 +8,8 @@ import pytest
 
 from flowshare.client.errors import ServerError
 from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
-from flowshare.fleet.groups.facts import ANSWERED_S, FACTS, SETTINGS
-from flowshare.fleet.groups.leaders import GONE
+from flowshare.fleet.groups.facts import ANSWERED_S
+from flowshare.fleet.messages import FactsChanged, FactsRequest, MemberGone
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import IncrementalAlterConfigsRequest
 from flowshare.share.types import AcknowledgeType, AckRange
@@ -67,9 +67,9 @@ def test_only_leaders_hear_of_settings_and_of_members_that_left():
             await clock.sleep(1.0)
 
             assert len(leaders) == 2
-            assert told(fleet, SETTINGS) < leaders
-            assert told(fleet, GONE) < leaders
-            assert told(fleet, SETTINGS)
+            assert told(fleet, FactsChanged.own.name) < leaders
+            assert told(fleet, MemberGone.own.name) < leaders
+            assert told(fleet, FactsChanged.own.name)
 
     virtually(scenario)
 
@@ -98,7 +98,7 @@ def test_settings_act_at_all_leaders_when_their_change_is_answered():
     async def scenario(clock):
         async with Fleet(clock, workers=3, slots=6) as fleet:
             far = far_from(fleet.coordinator("g"), fleet)
-            fleet.delays[SETTINGS, far.number] = 0.5
+            fleet.delays[FactsChanged.own.name, far.number] = 0.5
             await fleet.configure("g", **{"share.record.lock.duration.ms": "20000"})
 
             assert far.worker._known_groups.config_of("g").record_lock_duration_ms == 20_000
@@ -110,11 +110,11 @@ def test_a_leader_that_does_not_answer_holds_up_a_change_of_settings_for_a_bound
     async def scenario(clock):
         async with Fleet(clock, workers=3, slots=6) as fleet:
             far = far_from(fleet.coordinator("g"), fleet)
-            fleet.delays[SETTINGS, far.number] = 1_000.0
+            fleet.delays[FactsChanged.own.name, far.number] = 1_000.0
             before_s = clock.monotonic()
             await fleet.configure("g", **{"share.record.lock.duration.ms": "20000"})
             took_s = clock.monotonic() - before_s
-            del fleet.delays[SETTINGS, far.number]
+            del fleet.delays[FactsChanged.own.name, far.number]
             await clock.sleep(10.0)
 
             assert took_s < ANSWERED_S + 0.5
@@ -168,7 +168,7 @@ def test_a_worker_that_joins_its_fleet_just_now_is_asked_again():
                 .send(IncrementalAlterConfigsRequest(resource_type="group", resource=group, configs=EARLIEST))
             )
             with pytest.raises(ServerError, match="joining its fleet; try again"):
-                await peers.call(late.place.node_id, FACTS, group_id=group)
+                await peers.call(late.place.node_id, FactsRequest(group_id=group))
 
             late.map = known
             answer = await telling
@@ -183,17 +183,17 @@ def test_a_new_order_of_keys_is_confirmed_when_all_leaders_act_by_it_and_not_bef
         async with Fleet(clock, workers=3, slots=6) as fleet:
             far = far_from(fleet.coordinator("g"), fleet)
             await fleet.configure("g", **{"share.key.order": "key"})
-            fleet.delays[SETTINGS, far.number] = ANSWERED_S + 1.0
+            fleet.delays[FactsChanged.own.name, far.number] = ANSWERED_S + 1.0
             await fleet.configure("g", **{"share.key.order": "header:customer"})
             assert far.worker._known_groups.config_of("g").key_order == "header:customer"
 
-            fleet.delays[SETTINGS, far.number] = 1_000.0
+            fleet.delays[FactsChanged.own.name, far.number] = 1_000.0
             connection = fleet.connection()
             change = IncrementalAlterConfigsRequest(
                 resource_type="group", resource="g", configs={"share.key.order": "key"}
             )
             answers = [await connection.send(change) for _ in range(2)]
-            del fleet.delays[SETTINGS, far.number]
+            del fleet.delays[FactsChanged.own.name, far.number]
             await clock.sleep(30.0)
             answers.append(await connection.send(change))
             await connection.close()

@@ -7,19 +7,20 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Self
 
-import orjson
-
 from flowshare.backend.fleet import FleetConnection
 from flowshare.client.admin.admin import ShareAdmin
-from flowshare.client.errors import NotConnected, ServerError
+from flowshare.client.errors import NotConnected
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.net.connections import LocalConnection
 from flowshare.client.session.member import ShareMember
+from flowshare.fleet.messages import ProvenCall
 from flowshare.fleet.state.topic import state_topic
 from flowshare.fleet.worker import FleetOptions, FleetWorker
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.private import read, write
+from flowshare.server.edge.private import endpoint
 from flowshare.share.config import ServerConfig
 from tests.fleet.kafka import FakeConnection, FakeKafka
 
@@ -134,22 +135,21 @@ class Peer:
         self.fleet = fleet
         self.caller = caller
         self.place = place
-        self.peer = SimpleNamespace(connection=None, may=_may, extra={}, principal="User:ANONYMOUS")
+        self.peer = SimpleNamespace(connection=None, may=_may, need=_may, extra={}, principal="User:ANONYMOUS")
 
-    async def call(self, name, **fields):
-        """As `TcpConnection.call`."""
+    async def send(self, request):
+        """As `TcpConnection.send`."""
         callee = self.fleet.reached((self.place.host, self.place.port))
         if self.caller.dead or callee is None or callee.dead:
             raise NotConnected(f"{self.place.host} is not reached")
+        name = request.name if isinstance(request, ProvenCall) else request.own.name
         self.fleet.calls[name, callee.number] += 1
         await self.fleet.clock.sleep(self.fleet.delays.get((name, callee.number), 0.0))
-        body = orjson.loads(orjson.dumps({"call": name, **fields}))
-        answered = await callee.worker.calls.by_name()[name](SimpleNamespace(request=body, peer=self.peer))
-        answer = orjson.loads(orjson.dumps(answered))
+        api = endpoint(callee.worker.calls.ways())
+        answered = await api.answer(SimpleNamespace(request=api.decode(write(request), 0, 0), peer=self.peer))
+        answer = read(request.own.response, write(answered))
         if self.caller.dead or callee.dead:
             raise ConnectionError("the line broke")
-        if "error" in answer:
-            raise ServerError(ErrorCode.known(answer["error"]), answer.get("message"), about=name)
         return answer
 
     async def close(self):

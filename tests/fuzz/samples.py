@@ -132,10 +132,16 @@ def private(rng: random.Random) -> bytes:
         "group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server",
         "since",
     )  # fmt: skip
-    good = {"group_id": "g", "topic": TOPIC, "partition": 0, "act": "release", "ranges": [[0, 3]]}
-    call = rng.choice(("share_places", "share_browse", "share_intervene", "share_changes"))
+    place = {"group_id": "g", "topic": TOPIC, "partition": 0}
+    good: dict[str, dict[str, Any]] = {
+        "share_places": {"group_id": "g"},
+        "share_browse": place,
+        "share_intervene": {**place, "act": "release", "ranges": [[0, 3]]},
+        "share_changes": {},
+    }
+    call = rng.choice(tuple(good))
     wrong = {name: rng.choice(odd) for name in rng.sample(names, rng.choice((0, 0, 1, 2, 5)))}
-    return json.dumps({"call": call, **good, **wrong}).encode()
+    return json.dumps({"call": call, **good[call], **wrong}).encode()
 
 
 def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:

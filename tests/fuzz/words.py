@@ -260,7 +260,8 @@ def private(say: Speaker) -> Request:
     else:
         body = {
             "call": "share_place",
-            "partitions": [[say.topic, say.partition, say.known("base_offset", 0), held]],
+            "offsets": [[[say.topic, say.partition], say.known("base_offset", 0)]],
+            "finished": [[[say.topic, say.partition], held]],
         }
     return Request(ApiKey.FLOWSHARE, {"body": orjson.dumps({"group_id": group, **body})})
 

@@ -88,7 +88,10 @@ def with_json(told: bytes) -> bytes:
 GOOD = {
     "group_id": "g",
     "member_id": "m",
-    "partitions": [[ID.hex, 0, 1, [[0, 5, 1, [[0, 1]]]]]],
+    "topic_id": ID.hex,
+    "partition": 0,
+    "reset_epoch": 1,
+    "entries": [[1, [[0, 1]], [0, 5]]],
     "ordered": False,
     "generation": 0,
 }
@@ -97,16 +100,16 @@ GOOD = {
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (b"{", "is no JSON"),
-        (b"[]", "is no JSON object"),
-        (orjson.dumps({**GOOD, "partitions": []}), "one partition"),
-        (orjson.dumps({**GOOD, "group_id": ""}), "has a group"),
-        (orjson.dumps({**GOOD, "ordered": 1}), "whether it is ordered"),
-        (orjson.dumps({**GOOD, "generation": -1}), "its generation"),
-        (orjson.dumps({**GOOD, "generation": True}), "its generation"),
-        (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[0, 5, 1, [[0]]]]]]}), "no pair of numbers"),
-        (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[0, 5, 1, 9, [[0, 1]]]]]]}), "tells of no starts"),
-        (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[1, "starts", [[0, 1]]]]]]}), "tells of no starts"),
+        (b"{", "cannot be read"),
+        (b"[]", "Expected `object`"),
+        (orjson.dumps({**GOOD, "topic_id": None}), "topic_id"),
+        (orjson.dumps({**GOOD, "group_id": ""}), "length >= 1"),
+        (orjson.dumps({**GOOD, "ordered": 1}), "ordered"),
+        (orjson.dumps({**GOOD, "generation": -1}), "generation"),
+        (orjson.dumps({**GOOD, "generation": True}), "generation"),
+        (orjson.dumps({**GOOD, "entries": [[1, [[0]], [0, 5]]]}), "length 2"),
+        (orjson.dumps({**GOOD, "entries": [[1, [[0, 1]], [0, 5], 9, True]]}), "tells of no starts"),
+        (orjson.dumps({**GOOD, "entries": [[1, [[0, 1]], None, 0, True]]}), "tells of no starts"),
         (orjson.dumps({**GOOD, "x": "y" * codec.JSON_BYTES_MAX}), "bytes of JSON"),
     ],
 )

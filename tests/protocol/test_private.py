@@ -10,36 +10,41 @@ from flowshare.protocol import private
 from flowshare.protocol.client_software import version, worker_of
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest
+from flowshare.protocol.messages.browse import SharePlacesResponse
 
-BODY = {"call": private.SHARE_OFFSETS, "group_id": "größe", "topics": {"t": [0, 1]}}
+ASKED = DescribeShareGroupOffsetsRequest(group_id="größe", topics={"t": (0, 1)})
+ANSWER = SharePlacesResponse(places=(("größe", 1),))
 
 
 def test_a_call_has_the_header_of_its_key_and_its_body_comes_back():
-    frame = private.encode_call(7, "me", BODY)
+    frame = private.encode_call(7, "me", ASKED)
     size, key, number, correlation_id, length = struct.unpack_from(">ihhih", frame)
 
     assert (size, key, number, correlation_id, length) == (len(frame) - 4, ApiKey.FLOWSHARE, private.VERSION, 7, 2)
     assert frame[14:17] == b"me\0"  # the client's id, no tagged fields
-    assert private.decode_call(frame, 17, private.VERSION) == BODY
+    asked = private.decode_call(frame, 17, private.VERSION)
+    assert asked.name == "share_offsets"
+    assert private.read(DescribeShareGroupOffsetsRequest, asked.text) == ASKED
 
 
 def test_an_answer_comes_back():
-    frame = private.encode_answer(7, private.VERSION, BODY)
+    frame = private.encode_answer(7, private.VERSION, ANSWER)
 
     assert struct.unpack_from(">ii", frame) == (len(frame) - 4, 7)
-    assert private.decode_answer(frame[4:]) == BODY
+    assert private.decode_answer(frame[4:], SharePlacesResponse) == ANSWER
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff"])
-def test_what_is_no_json_is_refused(body):
-    with pytest.raises(DecodeError, match="no JSON"):
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"{}", b'{"call":7}', b'{"call":"x","y":' + b"[" * 100_000])
+def test_what_names_no_call_is_refused(body):
+    with pytest.raises(DecodeError, match="a call of flowshare cannot be read"):
         private.decode_call(body, 0, private.VERSION)
 
 
-@pytest.mark.parametrize("body", [b"[]", b"1", b"null"])
-def test_json_that_is_no_object_is_refused(body):
-    with pytest.raises(DecodeError, match="no JSON object"):
-        private.decode_answer(bytes(5) + body)
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b"{", b'{"places":[[0,1]]}'])
+def test_an_answer_of_another_form_is_refused(body):
+    with pytest.raises(DecodeError, match="SharePlacesResponse cannot be read"):
+        private.decode_answer(bytes(5) + body, SharePlacesResponse)
 
 
 def test_a_client_in_a_workers_process_names_the_worker_and_another_one_does_not():

@@ -8,9 +8,11 @@ import uuid
 import pytest
 
 from flowshare.fleet.groups.leaders import state_of, tell_state
+from flowshare.fleet.messages import ReplaceStates
 from flowshare.log.base import LogOffsets
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, TopicPartition
+from flowshare.protocol.private import read, write
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.offsets import _beginning
 from tests.server.test_share_offsets import described
@@ -72,4 +74,5 @@ def test_what_is_open_is_exactly_what_is_neither_before_the_offset_nor_finished(
         assert set(range(state.start_offset, bounds.high_watermark)) - closed == wanted
         assert state.delivery_complete_count == len(closed)
         key = ShareKey("g", uuid.UUID(int=7), 1)
-        assert state_of(tell_state(key, state)) == (key, state)
+        told = ReplaceStates(states=((key, tell_state(state)), (key, tell_state(None))))
+        assert [state_of(start) for _, start in read(ReplaceStates, write(told)).states] == [state, None]

@@ -22,7 +22,7 @@ from flowshare.protocol.headers import frames
 from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, ShareInterveneRequest, SharePlacesRequest
 from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, together, wanted_states
 from flowshare.share.intervene import Intervened
-from flowshare.share.ranges import Range, minus
+from flowshare.share.ranges import Range, check_order, minus
 from flowshare.share.types import PartitionState
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Browser:
         self, group_id: str, topic: str, partition: int, ranges: Sequence[Range], act: ActName, *, dry_run: bool
     ) -> list[Intervened]:
         """See `ShareAdmin.intervene`."""
-        _check_ranges(ranges)
+        check_order(ranges)
         request = ShareInterveneRequest(
             group_id=group_id, topic=topic, partition=partition, act=act, ranges=tuple(ranges), dry_run=dry_run
         )
@@ -287,7 +287,7 @@ class Browser:
         self, topic: str, partition: int, ranges: Sequence[tuple[int, int]], max_bytes: int
     ) -> RecordsPage:
         """See `ShareAdmin.records`."""
-        _check_ranges(ranges)
+        check_order(ranges)
         found: list[BrowsedRecord] = []
         size, log_start = 0, -1
         for first, last in ranges:
@@ -431,12 +431,6 @@ def _records_page(
         looked[-1] = looked[-1][0], min(looked[-1][1], next_offset - 1)
     missing = minus(looked, [(one.offset, one.offset) for one in found])
     return RecordsPage(records=tuple(found), missing=tuple(missing), next=next_offset)
-
-
-def _check_ranges(ranges: Sequence[Range]) -> None:
-    """Check that ranges are ascending, disjoint and not reversed. Raises: ValueError."""
-    if any(not 0 <= first <= last for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
-        raise ValueError("ranges are to be ascending and disjoint, each from its first to its last offset")
 
 
 def _in_parts(ranges: Sequence[Range], most: int) -> Iterator[list[Range]]:

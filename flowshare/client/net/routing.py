@@ -168,7 +168,8 @@ class ClusterConnection:
 
     async def _send(self, request: Any) -> Any:  # noqa: C901 - one case for each way
         api = request.api
-        route = request.route or ANY if api is None else api.route
+        own = request.own
+        route = api.route if api is not None else ANY if own is None else own.route
         key = None if route.key is None else route.key(request)
         match route.to:
             case To.COORDINATOR if key is not None:

@@ -3,61 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
+from flowshare.client.errors import ClientError, NotConnected, Unsupported
 from flowshare.client.net.handshake import Logins, Names, SaslExchange, Versions, api_versions
 from flowshare.client.net.requests import AwaitedAnswer, Pipeline, Waits
 from flowshare.client.wire import FILTERED, Codec, codec_of
 from flowshare.protocol import filter_codec
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
-    AlterShareGroupOffsetsRequest,
-    AlterShareGroupOffsetsResponse,
-    CreatePartitionsRequest,
-    DescribeShareGroupOffsetsResponse,
     FetchRequest,
-    HeldRanges,
-    ParkedKeysRequest,
-    ParkedKeysResponse,
-    ParkedKeyTold,
-    PartitionResult,
     ProduceRequest,
     ShareAcknowledgeRequest,
-    ShareBreakerRequest,
-    ShareBreakerResponse,
     ShareFetchRequest,
-    ShareResumeRequest,
-    ShareResumeResponse,
     ShareSettleRequest,
-    TopicPartition,
-    TopicResult,
 )
-from flowshare.protocol.private import (
-    SHARE_BREAKER,
-    SHARE_OFFSETS,
-    SHARE_PARKED,
-    SHARE_PLACE,
-    SHARE_RESUME,
-    TOPIC_GROW,
-    decode_answer,
-    encode_call,
-)
-from flowshare.protocol.translation import known_error
-from flowshare.share.parking import ParkedKey
-from flowshare.share.types import BlockedKey
+from flowshare.protocol.private import decode_answer, encode_call
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from flowshare.client.net.security import Security
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import Request, SharePartitionOffsets
+    from flowshare.protocol.messages import Request
     from flowshare.protocol.messages.base import FinishedRequest
+    from flowshare.protocol.private import OwnCall
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Waits)
@@ -100,21 +72,10 @@ class TcpConnection:
         Raises: Unsupported (the broker does not have the API, or not in a version with these fields), ClientError (the
         request cannot be written), NotConnected and ConnectionLost (both are ConnectionErrors).
         """
-        if isinstance(request, ShareResumeRequest):
-            return cast("R", await self._resume(request))
-        if isinstance(request, ParkedKeysRequest):
-            return cast("R", await self._parked(request))
-        if isinstance(request, ShareBreakerRequest):
-            return cast("R", await self._breaker(request))
-        if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
-            return cast("R", await self._place(request))
-        if self.is_flowshare and isinstance(request, CreatePartitionsRequest) and request.breaks_order:
-            return cast("R", await self._grow(request))
-        if request.call is not None:
-            return cast("R", await self._private(request))
+        own = request.own
+        if own is not None and own.when(request) and (self.is_flowshare or not own.falls_back):
+            return cast("R", await self._ask(own, request))
         answer: Any = await self._begin(request, asyncio.get_running_loop().create_future())
-        if self.is_flowshare and isinstance(answer, DescribeShareGroupOffsetsResponse) and not answer.error:
-            answer = await self._with_own_fields(request, answer)
         return cast("R", answer)
 
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
@@ -144,22 +105,16 @@ class TcpConnection:
         )
         return waits
 
-    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Send one of flowshare's own calls (`protocol.private`), and return the answer's fields.
-
-        Raises: Unsupported (the broker is not flowshare's), ServerError, NotConnected, ConnectionLost.
-        """
+    async def _ask(self, own: OwnCall, request: Any) -> Any:
+        """Send one of flowshare's own calls. Raises: Unsupported (the broker is not flowshare's), NotConnected,
+        ConnectionLost."""
         if not self.is_flowshare:
-            raise Unsupported(f"{self._pipeline.about} is no flowshare server, which {name} needs")
-        body = {"call": name, **fields}
-        answer = await self._pipeline.call(
-            lambda number: encode_call(number, self._client_id, body), decode_answer, name=name
+            raise Unsupported(f"{self._pipeline.about} is no flowshare server, which {own.name} needs")
+        return await self._pipeline.call(
+            lambda number: encode_call(number, self._client_id, request),
+            lambda frame: decode_answer(frame, own.response),
+            name=own.name,
         )
-        if "error" in answer:
-            raise ServerError(
-                known_error(answer["error"]), answer.get("message"), about=f"{self._pipeline.about}: {name}"
-            )
-        return answer
 
     async def close(self) -> None:
         """Close; requests under way fail at once, and the server releases the records of this connection's sessions."""
@@ -172,93 +127,6 @@ class TcpConnection:
     async def wait_closed(self) -> None:
         """Wait until the connection is over, from either end."""
         await self._pipeline.wait_ended()
-
-    async def _with_own_fields(
-        self, request: Any, answer: DescribeShareGroupOffsetsResponse
-    ) -> DescribeShareGroupOffsetsResponse:
-        """Return the answer with the fields that only flowshare's servers know."""
-        topics = None if request.topics is None else dict(request.topics)
-        own = await self.call(SHARE_OFFSETS, group_id=request.group_id, topics=topics)
-        known = {(topic, partition): fields for topic, partition, *fields in own["partitions"]}
-        return replace(answer, partitions=tuple(_merged(part, known) for part in answer.partitions))
-
-    async def _resume(self, request: ShareResumeRequest) -> ShareResumeResponse:
-        told = [[part.topic_id.hex, part.partition, part.ranges, part.lapsed] for part in request.partitions]
-        try:
-            answer = await self.call(
-                SHARE_RESUME, group_id=request.group_id, member_id=request.member_id, partitions=told
-            )
-        except ServerError as error:
-            return ShareResumeResponse(error=error.code, message=error.message)
-        return ShareResumeResponse(
-            partitions=tuple(
-                HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
-                for topic_id, partition, ranges in answer["partitions"]
-            ),
-            elsewhere=tuple(
-                TopicPartition(uuid.UUID(topic_id), partition) for topic_id, partition in answer.get("elsewhere", ())
-            ),
-        )
-
-    async def _parked(self, request: ParkedKeysRequest) -> ParkedKeysResponse:
-        asked = {"act": request.act, "topic": request.topic, "partition": request.partition, "key": request.key.hex()}
-        try:
-            answer = await self.call(SHARE_PARKED, group_id=request.group_id, **asked)
-        except ServerError as error:
-            return ParkedKeysResponse(error=error.code, message=error.message)
-        keys = (
-            ParkedKeyTold(topic, uuid.UUID(topic_id), partition, bytes.fromhex(key), ParkedKey(*fields))
-            for topic, topic_id, partition, key, *fields in answer["keys"]
-        )
-        return ParkedKeysResponse(keys=tuple(keys), order=answer["order"])
-
-    async def _breaker(self, request: ShareBreakerRequest) -> ShareBreakerResponse:
-        asked = {
-            "act": request.act,
-            "member_id": request.member_id,
-            "outcomes": request.outcomes,
-            "known": request.known,
-        }
-        try:
-            answer = await self.call(SHARE_BREAKER, group_id=request.group_id, **asked)
-        except ServerError as error:
-            return ShareBreakerResponse(error=error.code, message=error.message)
-        return ShareBreakerResponse(
-            state=answer["state"], why=answer["why"], left_ms=answer["left_ms"], open_ms=answer["open_ms"]
-        )
-
-    async def _place(self, request: AlterShareGroupOffsetsRequest) -> AlterShareGroupOffsetsResponse:
-        told = [
-            [topic, partition, offset, request.finished.get((topic, partition), ())]
-            for (topic, partition), offset in request.offsets.items()
-        ]
-        try:
-            answer = await self.call(SHARE_PLACE, group_id=request.group_id, partitions=told)
-        except ServerError as error:
-            return AlterShareGroupOffsetsResponse(error=error.code, message=error.message)
-        return AlterShareGroupOffsetsResponse(
-            partitions=tuple(
-                PartitionResult(topic=topic, partition=partition, error=known_error(error), message=message)
-                for topic, partition, error, message in answer["partitions"]
-            )
-        )
-
-    async def _grow(self, request: CreatePartitionsRequest) -> TopicResult:
-        try:
-            await self.call(TOPIC_GROW, topic=request.name, total=request.total)
-        except ServerError as error:
-            return TopicResult(topic=request.name, error=error.code, message=error.message)
-        return TopicResult(topic=request.name)
-
-    async def _private(self, request: Any) -> Any:
-        from flowshare.protocol import browse_codec, cooperative_codec
-
-        codec = cooperative_codec if request.call.startswith("cooperative") else browse_codec
-        call = codec.CALLS[request.call]
-        try:
-            return call.read_answer(await self.call(request.call, **call.request(request)))
-        except ServerError as error:
-            return call.refused(error=error.code, message=error.message)
 
     def _version(self, codec: Codec, request: Any) -> int:
         """Return the highest common version. Raises: Unsupported."""
@@ -360,20 +228,3 @@ async def _connect(
             f"{about} cannot be reached: {error}; check the address, and that the broker runs"
         ) from error
     return pipeline
-
-
-def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequence[Any]]) -> SharePartitionOffsets:
-    fields = known.get((part.topic, part.partition))
-    if fields is None:
-        return part
-    in_flight, delayed, redeliveries, oldest_ms, blocked, stuck, *more = fields
-    return replace(
-        part,
-        in_flight=in_flight,
-        delayed=delayed,
-        redeliveries=redeliveries,
-        oldest_ms=oldest_ms,
-        blocked=blocked,
-        stuck=tuple(BlockedKey(*one) for one in stuck),
-        parked=more[0] if more else 0,
-    )

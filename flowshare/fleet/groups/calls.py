@@ -6,41 +6,21 @@ a caller that may not do CLUSTER_ACTION is refused, too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from flowshare.fleet.directory import Claimed, WorkerAddress
-from flowshare.fleet.groups.configs import ALTER, CONFIGURED, DESCRIBE
-from flowshare.fleet.groups.facts import FACTS, HAS, SETTINGS, GroupFacts
-from flowshare.fleet.groups.leaders import (
-    BEGIN,
-    BROWSE,
-    GONE,
-    INTERVENE,
-    OFFSETS,
-    PARKED,
-    REPLACE,
-    first_of,
-    key_of,
-    state_of,
-    tell_offsets,
-    tell_parked,
-)
-from flowshare.fleet.groups.limits import LEASE
-from flowshare.fleet.groups.settings import ASK as OWN_SETTINGS
-from flowshare.fleet.groups.settings import SET as SET_OWN_SETTINGS
-from flowshare.fleet.groups.settings import TELL as TELL_OWN_SETTINGS
-from flowshare.fleet.peer_login import GREET
-from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER
+from flowshare.fleet import messages as m
+from flowshare.fleet.directory import Claimed
+from flowshare.fleet.groups.leaders import state_of
 from flowshare.log.base import NotLed
-from flowshare.protocol.browse_codec import CALLS as BROWSE_CALLS
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.browse import ShareBrowseRequest, ShareInterveneRequest
+from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.messages.base import Response
+from flowshare.protocol.messages.browse import ShareBrowseResponse, ShareInterveneResponse
+from flowshare.protocol.private import OwnCall, read
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
-from flowshare.server.edge.base import may_group
-from flowshare.server.edge.private import refusal
-from flowshare.server.runtime.failures import EXPECTED, Refused, failure
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 from flowshare.server.runtime.state import ShareKey
 
 if TYPE_CHECKING:
@@ -57,18 +37,7 @@ if TYPE_CHECKING:
     from flowshare.server.edge.base import Peer, SocketCall
     from flowshare.server.runtime.connection import InProcess
     from flowshare.server.share.service import ShareService
-    from flowshare.share.group import ToInitialize
-
-LEAVING: Final = "fleet_leaving"
-"""{} -> {}: a worker left the slot group; look now instead of at the next heartbeat."""
-
-WHO: Final = "fleet_who"
-"""{} -> node_id, principal, worker: the worker that answers, the caller's principal, and if it counts as a worker.
-
-Needs no proof: a worker asks itself before it joins, to see that its address leads to it and its login is a worker's.
-"""
-
-Body = dict[str, Any]
+    from flowshare.share.group_state import ToInitialize
 
 
 @dataclass(eq=False, kw_only=True)
@@ -93,110 +62,93 @@ class FleetCalls:
 
     def __post_init__(self) -> None:
         configs, settings = self.configs, self.settings
-        self._configs: Mapping[str, Callable[[Body, InProcess], Awaitable[Body]]] = {
-            DESCRIBE: configs.answer_describe,
-            ALTER: configs.answer_alter,
-            CONFIGURED: configs.answer_configured,
+        self._configs: Mapping[type[Any], Callable[[Any, InProcess], Awaitable[Response]]] = {
+            m.DescribeGroupConfigs: configs.answer_describe,
+            m.AlterGroupConfigs: configs.answer_alter,
+            m.ConfiguredHere: configs.answer_configured,
         }
-        self._calls: Mapping[str, Callable[[Body], Awaitable[Body]]] = {
-            FACTS: self._facts,
-            SETTINGS: self._settings,
-            GONE: self._gone,
-            BEGIN: self._begin,
-            REPLACE: self._replace,
-            OFFSETS: self._offsets,
-            PARKED: self._parked,
-            BROWSE: self._browse,
-            INTERVENE: self._intervene,
-            LEASE: self.limits.answer,
-            OWN_SETTINGS: settings.answer,
-            TELL_OWN_SETTINGS: settings.told,
-            SET_OWN_SETTINGS: settings.answer_set,
-            HAND_OVER: self._hand_over,
-            CLAIMED: self._claimed,
-            LEAVING: self._leaving,
+        self._answers: Mapping[type[Any], Callable[[Any], Awaitable[Response]]] = {
+            m.FactsRequest: self._facts,
+            m.FactsChanged: self._facts_changed,
+            m.MemberGone: self._gone,
+            m.BeginStates: self._begin,
+            m.ReplaceStates: self._replace,
+            m.OffsetsRequest: self._offsets,
+            m.ParkedRequest: self._parked,
+            m.BrowseLed: self._browse,
+            m.InterveneLed: self._intervene,
+            m.LeaseRequest: self.limits.answer,
+            m.FleetSettingsRequest: settings.answer,
+            m.FleetSettingsChanged: settings.told,
+            m.AlterFleetSettings: settings.answer_set,
+            m.HandOver: self._hand_over,
+            m.SlotClaimed: self._claimed,
+            m.WorkerLeaving: self._leaving,
         }
+        self._kinds = {kind.own.name: kind for kind in (*self._configs, *self._answers)}
 
-    def by_name(self) -> Mapping[str, Callable[[SocketCall], Awaitable[Body]]]:
-        """Return the calls, for `server.edge.private`."""
-        return {
-            **dict.fromkeys((*self._calls, *self._configs), self.answer),
-            GREET: self.greet,
-            HAS: self.has,
-            WHO: self.who,
-        }
+    def ways(self) -> Mapping[OwnCall, Callable[[SocketCall, Any], Awaitable[Response]]]:
+        """Return the calls at the socket, for `server.edge.private`."""
+        return {m.PROVEN: self.answer, m.GREET: self.greet, m.HAS: self.has, m.WHO: self.who}
 
-    async def answer(self, call: SocketCall) -> Body:
-        """Answer another worker's call, or refuse with the reason."""
-        if not _is_worker(call.peer):
-            return _no_worker(call.peer)
-        try:
-            opened = self.door.open(call)
-        except Refused as refused:
-            return refusal(*failure(refused))
+    async def answer(self, call: SocketCall, request: m.ProvenCall) -> Response:
+        """Answer another worker's call. Raises: Refused."""
+        _need_worker(call.peer)
+        opened = self.door.open(call, request)
         return opened.answered(await self._answer(opened, call.peer.connection))
 
-    async def _answer(self, opened: OpenedCall, connection: InProcess) -> Body:
+    async def _answer(self, opened: OpenedCall, connection: InProcess) -> Response:
         try:
-            if opened.name in self._configs:
-                return await self._configs[opened.name](opened.body, connection)
-            return await self._calls[opened.name](opened.body)
+            kind = self._kinds[opened.name]
+            request = read(kind, opened.text)
+            if kind in self._configs:
+                return await self._configs[kind](request, connection)
+            return await self._answers[kind](request)
         except EXPECTED as error:
-            return refusal(*failure(error))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            return refusal(ErrorCode.INVALID_REQUEST, f"the call makes no sense here ({error!r}); are versions mixed?")
+            return refusal(Response, error)
+        except (KeyError, DecodeError) as error:
+            text = f"the call makes no sense here ({error}); are versions mixed?"
+            return Response(error=ErrorCode.INVALID_REQUEST, message=text)
 
-    async def greet(self, call: SocketCall) -> Body:
-        """Begin a line with another worker."""
-        if not _is_worker(call.peer):
-            return _no_worker(call.peer)
-        try:
-            return await self.door.greet(call)
-        except Refused as refused:
-            return refusal(*failure(refused))
+    async def greet(self, call: SocketCall, request: m.GreetRequest) -> m.GreetResponse:
+        """Begin a line with another worker. Raises: Refused."""
+        _need_worker(call.peer)
+        return await self.door.greet(call, request)
 
-    async def has(self, call: SocketCall) -> Body:
+    async def has(self, _: SocketCall, request: m.HasGroupRequest) -> m.HasGroupResponse:
         """Tell if the fleet has a group."""
-        group_id = call.request.get("group_id")
-        if not isinstance(group_id, str):
-            return refusal(ErrorCode.INVALID_REQUEST, f"{HAS} needs a group_id")
-        if not may_group(call.peer, Operation.DESCRIBE, group_id):
-            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {group_id} is not allowed")
         try:
-            self.service.duties.check_coordinator(group_id)
+            self.service.duties.check_coordinator(request.group_id)
         except EXPECTED as error:
-            return refusal(*failure(error))
-        return {"exists": group_id in self.service.coordinator.groups}
+            return refusal(m.HasGroupResponse, error)
+        return m.HasGroupResponse(exists=request.group_id in self.service.coordinator.groups)
 
-    async def who(self, call: SocketCall) -> Body:
+    async def who(self, call: SocketCall, _: m.WhoRequest) -> m.WhoResponse:
         """Tell the answering worker and the caller."""
-        return {"node_id": self.node_id(), "principal": call.peer.principal, "worker": _is_worker(call.peer)}
+        return m.WhoResponse(node_id=self.node_id(), principal=call.peer.principal, worker=_is_worker(call.peer))
 
-    async def _facts(self, body: Body) -> Body:
-        return self.groups.facts(str(body["group_id"])).to_json()
+    async def _facts(self, request: m.FactsRequest) -> m.FactsResponse:
+        return m.FactsResponse(facts=self.groups.facts(request.group_id))
 
-    async def _settings(self, body: Body) -> Body:
-        self.groups.told(GroupFacts.from_json(body))
-        return {}
+    async def _facts_changed(self, request: m.FactsChanged) -> Response:
+        self.groups.told(request.facts)
+        return Response()
 
-    async def _gone(self, body: Body) -> Body:
-        epoch, count = body["version"]
-        version = int(epoch), int(count)
-        self.groups.member_gone(str(body["group_id"]), str(body["member_id"]), version, died=bool(body["died"]))
-        return {}
+    async def _gone(self, request: m.MemberGone) -> Response:
+        self.groups.member_gone(request.group_id, request.member_id, request.version, died=request.died)
+        return Response()
 
-    async def _begin(self, body: Body) -> Body:
-        group_id = str(body["group_id"])
-        items = [first_of(told) for told in body["items"]]
-        for item in items:
+    async def _begin(self, request: m.BeginStates) -> Response:
+        group_id = request.group_id
+        for item in request.items:
             self.service.duties.check_leader(ShareKey(group_id, item.topic_id, item.partition))
-        await self._need_topics(items)
+        await self._need_topics(request.items)
         facts = await self.groups.ask(group_id)
         self.groups.told(facts)
         config = self.service.duties.config_of(group_id)
-        async with self.service.local.beginning(group_id, config, items) as writes:
+        async with self.service.local.beginning(group_id, config, request.items) as writes:
             await self.store.write(writes)
-        return {}
+        return Response()
 
     async def _need_topics(self, items: Sequence[ToInitialize]) -> None:
         """Make sure that this worker knows the partitions, too: a partition left out here would begin elsewhere later.
@@ -213,58 +165,56 @@ class FleetCalls:
         topic = self.service.topics.by_id(item.topic_id)
         return topic is not None and item.partition < topic.partitions
 
-    async def _replace(self, body: Body) -> Body:
-        states = dict(state_of(told) for told in body["states"])
-        for key in states:
-            self.service.duties.check_leader(key)
+    async def _replace(self, request: m.ReplaceStates) -> Response:
+        self._check_led(key for key, _ in request.states)
+        states = {key: state_of(start) for key, start in request.states}
         async with self.service.local.replacing(states) as writes:
             await self.store.write(writes)
-        return {}
+        return Response()
 
-    async def _offsets(self, body: Body) -> Body:
-        keys = [key_of(told) for told in body["keys"]]
+    async def _offsets(self, request: m.OffsetsRequest) -> m.OffsetsResponse:
+        self._check_led(request.keys)
+        return m.OffsetsResponse(offsets=tuple(await self.service.local.offsets(request.keys)))
+
+    async def _parked(self, request: m.ParkedRequest) -> m.ParkedResponse:
+        self._check_led(request.keys)
+        rows = await self.service.local.parked(request.keys, request.act, request.key)
+        return m.ParkedResponse(parked=tuple(map(tuple, rows)))
+
+    async def _browse(self, request: m.BrowseLed) -> ShareBrowseResponse:
+        self._check_led((request.key,))
+        return await self.service.local.browse(request.key, request.ask)
+
+    async def _intervene(self, request: m.InterveneLed) -> ShareInterveneResponse:
+        self._check_led((request.key,))
+        return await self.service.local.intervene(request.key, request.ask)
+
+    def _check_led(self, keys: Iterable[ShareKey]) -> None:
+        """Check that this worker leads all of these. Raises: NotLed."""
         for key in keys:
             self.service.duties.check_leader(key)
-        return {"offsets": [tell_offsets(part) for part in await self.service.local.offsets(keys)]}
 
-    async def _parked(self, body: Body) -> Body:
-        keys = [key_of(told) for told in body["keys"]]
-        for key in keys:
-            self.service.duties.check_leader(key)
-        rows = await self.service.local.parked(keys, str(body["act"]), bytes.fromhex(body["key"]))
-        return {"parked": [tell_parked(one) for one in rows]}
+    async def _hand_over(self, request: m.HandOver) -> Response:
+        await self.slot_manager.hand_over(request.slot, request.to)
+        return Response()
 
-    async def _browse(self, body: Body) -> Body:
-        key, call = key_of(body["key"]), BROWSE_CALLS[str(ShareBrowseRequest.call)]
-        self.service.duties.check_leader(key)
-        return call.answer(await self.service.local.browse(key, call.read_request(body["ask"])))
+    async def _claimed(self, request: m.SlotClaimed) -> Response:
+        self.directory.claimed(request.slot, Claimed(request.epoch, request.node))
+        return Response()
 
-    async def _intervene(self, body: Body) -> Body:
-        key, call = key_of(body["key"]), BROWSE_CALLS[str(ShareInterveneRequest.call)]
-        self.service.duties.check_leader(key)
-        return call.answer(await self.service.local.intervene(key, call.read_request(body["ask"])))
-
-    async def _hand_over(self, body: Body) -> Body:
-        await self.slot_manager.hand_over(int(body["slot"]), str(body["to"]))
-        return {}
-
-    async def _claimed(self, body: Body) -> Body:
-        node_id, host, port = body["node"]
-        claim = Claimed(int(body["epoch"]), WorkerAddress(int(node_id), str(host), int(port)))
-        self.directory.claimed(int(body["slot"]), claim)
-        return {}
-
-    async def _leaving(self, _: Body) -> Body:
+    async def _leaving(self, _: m.WorkerLeaving) -> Response:
         self.look()
-        return {}
+        return Response()
 
 
 def _is_worker(peer: Peer) -> bool:
     return peer.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _no_worker(peer: Peer) -> Body:
-    return refusal(
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-        f"{peer.principal} is no worker here: name it in listen_super_users of all workers",
-    )
+def _need_worker(peer: Peer) -> None:
+    """Check the right of workers. Raises: Refused."""
+    if not _is_worker(peer):
+        raise Refused(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            f"{peer.principal} is no worker here: name it in listen_super_users of all workers",
+        )

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, TypeVar
 
 from flowshare.client.errors import ClientError, ServerError
+from flowshare.fleet.messages import AlterGroupConfigs, ConfiguredHere, ConfiguredHereResponse, DescribeGroupConfigs
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    ConfigEntry,
     ConfiguredGroupsRequest,
     ConfiguredGroupsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
 )
-from flowshare.protocol.messages.base import Response
+from flowshare.protocol.messages.base import Request, Response
 from flowshare.server.records.configs import BROKER, GROUP
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
     from flowshare.server.records.configs import ConfigApis
     from flowshare.server.runtime.connection import Handlers, InProcess
 
-DESCRIBE: Final = "fleet_describe_configs"
-"""{"group_id"} -> {"entries": [[name, value, is default, documentation], …]}."""
-ALTER: Final = "fleet_alter_configs"
-"""{"group_id", "configs", "validate_only", "by"} -> {}. by: principal and host of the client that asked the other
-worker."""
-CONFIGURED: Final = "fleet_configured"
-"""{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
-
-Body = dict[str, Any]
+R = TypeVar("R")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -78,12 +70,12 @@ class FleetConfigs:
         if request.resource_type != GROUP:
             return await self.local.describe(request, connection)
         try:
-            told = await self._ask(request.resource, DESCRIBE)
+            told = await self._ask(request.resource, DescribeGroupConfigs(group_id=request.resource))
         except (ServerError, Refused) as error:
             return DescribeConfigsResponse(error=error.code, message=str(error))
         if told is None:
             return await self.local.describe(request, connection)
-        return DescribeConfigsResponse(entries=_entries(told))
+        return told
 
     async def alter(self, request: IncrementalAlterConfigsRequest, connection: InProcess) -> Response:
         """Set and unset settings of a group, or of the fleet."""
@@ -91,11 +83,14 @@ class FleetConfigs:
             return await self._alter_fleet(request)
         if request.resource_type != GROUP:
             return await self.local.alter(request, connection)
-        changes = dict(request.configs)
+        asked = AlterGroupConfigs(
+            group_id=request.resource,
+            configs=dict(request.configs),
+            validate_only=request.validate_only,
+            by=request.by,
+        )
         try:
-            told = await self._ask(
-                request.resource, ALTER, configs=changes, validate_only=request.validate_only, by=request.by
-            )
+            told = await self._ask(request.resource, asked)
         except (ServerError, Refused) as error:
             return Response(error=error.code, message=str(error))
         if told is None:
@@ -121,66 +116,45 @@ class FleetConfigs:
         """Return the groups with settings of their own, of all workers that can be reached."""
         own = await self.local.configured(request, connection)
         told = await asyncio.gather(
-            *(self.peers.call(node, CONFIGURED) for node in self.directory.other_nodes), return_exceptions=True
+            *(self.peers.call(node, ConfiguredHere()) for node in self.directory.other_nodes), return_exceptions=True
         )
         found = set(own.group_ids)
         for answer in told:
-            if isinstance(answer, dict):
-                found.update(map(str, answer["group_ids"]))
+            if not isinstance(answer, BaseException):
+                found.update(answer.group_ids)
             elif not isinstance(answer, OSError | ClientError):
                 raise answer
         return ConfiguredGroupsResponse(group_ids=tuple(sorted(found)))
 
-    async def _ask(self, group_id: str, call: str, **fields: Any) -> Body | None:
+    async def _ask(self, group_id: str, request: Request[R]) -> R | None:
         """Ask the group's coordinator; None if this worker is the coordinator. Raises: ServerError, Refused."""
 
         async def here() -> None:
             self.check(group_id)
 
-        return await self.peers.ask_coordinator(group_id, call, here, group_id=group_id, **fields)
+        return await self.peers.ask_coordinator(group_id, request, here)
 
     # --- asked by another worker --------------------------------------------------------------------------------
 
-    async def answer_describe(self, body: Body, connection: InProcess) -> Body:
+    async def answer_describe(self, asked: DescribeGroupConfigs, connection: InProcess) -> DescribeConfigsResponse:
         """Describe a group that is coordinated here. Raises Refused."""
-        group_id = str(body["group_id"])
-        self.check(group_id)
-        answer = await self.local.describe(DescribeConfigsRequest(resource_type=GROUP, resource=group_id), connection)
-        if answer.error is not ErrorCode.NONE:
-            return {"error": int(answer.error), "message": answer.message}
-        entries = [[one.name, one.value, one.is_default, one.documentation] for one in answer.entries]
-        return {"entries": entries}
+        self.check(asked.group_id)
+        request = DescribeConfigsRequest(resource_type=GROUP, resource=asked.group_id)
+        return await self.local.describe(request, connection)
 
-    async def answer_alter(self, body: Body, connection: InProcess) -> Body:
+    async def answer_alter(self, asked: AlterGroupConfigs, connection: InProcess) -> Response:
         """Alter a group that is coordinated here. Raises Refused."""
-        group_id = str(body["group_id"])
-        self.check(group_id)
+        self.check(asked.group_id)
         request = IncrementalAlterConfigsRequest(
             resource_type=GROUP,
-            resource=group_id,
-            configs={str(name): None if text is None else str(text) for name, text in body["configs"].items()},
-            validate_only=bool(body["validate_only"]),
-            by=_asker(body["by"]),
+            resource=asked.group_id,
+            configs=asked.configs,
+            validate_only=asked.validate_only,
+            by=asked.by,
         )
-        answer = await self.local.alter(request, connection)
-        return {} if answer.error is ErrorCode.NONE else {"error": int(answer.error), "message": answer.message}
+        return await self.local.alter(request, connection)
 
-    async def answer_configured(self, body: Body, connection: InProcess) -> Body:
+    async def answer_configured(self, _: ConfiguredHere, connection: InProcess) -> ConfiguredHereResponse:
         """Return the groups that are coordinated here."""
-        del body
-        return {"group_ids": list((await self.local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
-
-
-def _asker(told: Any) -> tuple[str, str] | None:
-    """Return a client's principal and host. Raises ValueError, TypeError (malformed)."""
-    if told is None:
-        return None
-    principal, host = told
-    return str(principal), str(host)
-
-
-def _entries(told: Body) -> tuple[ConfigEntry, ...]:
-    return tuple(
-        ConfigEntry(name=str(name), value=str(value), is_default=bool(default), documentation=str(doc))
-        for name, value, default, doc in told["entries"]
-    )
+        own = await self.local.configured(ConfiguredGroupsRequest(), connection)
+        return ConfiguredHereResponse(group_ids=own.group_ids)

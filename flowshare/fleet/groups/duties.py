@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
-    from flowshare.fleet.groups.facts import FleetGroups, GroupFacts, KnownGroups
+    from flowshare.fleet.groups.facts import FleetGroups, KnownGroups
     from flowshare.fleet.groups.limits import FleetLimits
     from flowshare.fleet.groups.other_fleets import OtherFleets
     from flowshare.fleet.groups.settings import FleetSettings
     from flowshare.fleet.log.kafka_log import KafkaLog
+    from flowshare.fleet.messages import GroupFacts
     from flowshare.log.base import Topic
     from flowshare.server.cooperative.coordinator import CooperativeGroups
     from flowshare.server.runtime.state import ShareKey

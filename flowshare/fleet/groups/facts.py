@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import CoreError
 from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.messages import FactsChanged, FactsRequest, GroupFacts, Version
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import KEY_ORDER, GroupConfig
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
     from flowshare.server.share.service import ShareService
     from flowshare.share.config import ServerConfig
 
-FACTS: Final = "fleet_facts"
-"""{"group_id"} -> a group's facts; from its coordinator."""
-HAS: Final = "fleet_has"
-"""{"group_id"} -> {"exists"}: tells if the fleet has a group; from its coordinator. Needs DESCRIBE on it, no more: the
-workers of other fleets ask."""
-SETTINGS: Final = "fleet_settings"
-"""{facts} -> {}: a group's settings have changed."""
 ANSWERED_S: Final = 2.0
 """Time, in s, that a change of settings waits for leaders to confirm that they follow it; telling goes on after
 that."""
@@ -114,7 +108,7 @@ class FleetGroups:
         before = self._known_groups.config_of(group_id).key_order
         self._known_groups.learn(facts)
         self._news.append((group_id, self.service.clock.monotonic() + NEWS_S))
-        tellings = self._peers.tell_leaders(SETTINGS, **facts.to_json())
+        tellings = self._peers.tell_leaders(FactsChanged(facts=facts))
         if self._known_groups.config_of(group_id).key_order != before:
             for telling in tellings:
                 self._to_order.setdefault(group_id, set()).add(telling)
@@ -141,7 +135,7 @@ class FleetGroups:
             except (Refused, CoreError):
                 continue  # the group is coordinated elsewhere by now, or cannot be read
             for node_id in added:
-                self._peers.tell(node_id, SETTINGS, **facts.to_json())
+                self._peers.tell(node_id, FactsChanged(facts=facts))
 
     # --- as leader ----------------------------------------------------------------------------------------------
 
@@ -150,7 +144,9 @@ class FleetGroups:
         node = self._directory.group_leader(group_id)
         if node == NOBODY or self._directory.is_me(node):
             return self.facts(group_id)
-        return GroupFacts.from_json(await self._peers.call(node, FACTS, group_id=group_id))
+        facts = (await self._peers.call(node, FactsRequest(group_id=group_id))).facts
+        assert facts is not None  # as the coordinator did not refuse
+        return facts
 
     def told(self, facts: GroupFacts) -> None:
         """Take in the coordinator's facts; loaded share-partitions follow them."""
@@ -168,35 +164,6 @@ class FleetGroups:
 GONE_S: Final = 60.0
 """Time, in s, for which a member that is gone is remembered: longer than loading a share-partition takes."""
 GONE_MAX: Final = 100_000
-
-
-Version = tuple[int, int]
-"""Epoch of the coordinator's claim, and its count; ascending."""
-
-
-class GroupFacts(NamedTuple):
-    """A group as its coordinator sees it."""
-
-    group_id: str
-    version: Version
-    settings: Mapping[str, str]
-    members: frozenset[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return as JSON values."""
-        return {
-            "group_id": self.group_id,
-            "version": self.version,
-            "settings": self.settings,
-            "members": sorted(self.members),
-        }
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> GroupFacts:
-        """Return facts read from JSON values. Raises ValueError, KeyError, TypeError (malformed)."""
-        epoch, count = told["version"]
-        settings = {str(name): str(text) for name, text in dict(told["settings"]).items()}
-        return cls(str(told["group_id"]), (int(epoch), int(count)), settings, frozenset(map(str, told["members"])))
 
 
 class KnownGroups:

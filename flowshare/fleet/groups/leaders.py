@@ -3,39 +3,45 @@
 Kafka's coordinators speak to leaders through the state topic; flowshare's ask them, by the private API, because a
 leader has the state in memory and is the only one that may write it. Every call can be made twice. A worker that is
 asked for a share-partition that it does not lead refuses, and the right one is looked for, for a bounded time.
-
-Requests travel as lists and numbers that JSON has, checked when they are read (`tell_…`, `…_of`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.messages import (
+    BeginStates,
+    BrowseLed,
+    InterveneLed,
+    MemberGone,
+    OffsetsRequest,
+    ParkedRequest,
+    ReplaceStates,
+    StateStart,
+)
 from flowshare.log.base import NotLed
-from flowshare.protocol.browse_codec import CALLS as BROWSE_CALLS
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import SharePartitionOffsets
+from flowshare.protocol.messages import Request, Response
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey
-from flowshare.share.group import ToInitialize
-from flowshare.share.parking import ParkedKey
-from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
+from flowshare.share.types import PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
+    import uuid
     from contextlib import AbstractAsyncContextManager
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
-    from flowshare.fleet.groups.facts import Version
+    from flowshare.fleet.messages import Version
     from flowshare.fleet.peers import Peers
     from flowshare.log.base import StateStore
+    from flowshare.protocol.messages import SharePartitionOffsets
     from flowshare.protocol.messages.browse import (
         ShareBrowseRequest,
         ShareBrowseResponse,
@@ -46,31 +52,22 @@ if TYPE_CHECKING:
     from flowshare.server.share.leaders import LocalLeaders, ParkedRows
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import ShareGroup
+    from flowshare.share.group_state import ToInitialize
 
 
 LIMIT_S: Final = 10.0
 """Time, in s, for finding the leaders of a request's share-partitions."""
 PAUSE_S: Final = 0.1
-BEGIN: Final = "fleet_begin"
-REPLACE: Final = "fleet_replace"
-OFFSETS: Final = "fleet_offsets"
-PARKED: Final = "fleet_parked"
-"""{"keys", "act", "key"} -> {"parked": rows of each}; as `Leaders.parked`."""
-BROWSE: Final = "fleet_browse"
-"""{"key", "ask": fields of share_browse} -> fields of its answer; as `Leaders.browse`."""
-INTERVENE: Final = "fleet_intervene"
-"""The same of share_intervene; as `Leaders.intervene`."""
-GONE: Final = "fleet_gone"
-"""{"group_id", "member_id", "version": the group's, "died"} -> {}: a member is gone."""
 AT_ONCE: Final = 200
 """Share-partitions named in one call: finished calls count even if a later one takes too long."""
 
+R = TypeVar("R")
 Ask = Callable[[int, list[ShareKey]], Awaitable[Any]]
 """(node, share-partitions that it leads) -> their answers; raises OSError, ClientError, NotLed, Refused."""
 Here = Callable[[list[ShareKey]], "AbstractAsyncContextManager[Sequence[Write]]"]
-There = Callable[[list[ShareKey]], tuple[str, dict[str, Any]]]
+There = Callable[[list[ShareKey]], Request[Response]]
 """Here: returns the writes for share-partitions that are led here. There: returns the call with which another worker
-does the same, and the call's fields."""
+does the same."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -97,7 +94,7 @@ class FleetLeaders:
         """Release a member's records: here at once, elsewhere when the leaders hear of it."""
         self.local.release_member(group_id, member_id, died=died, gone=gone)
         version = self.version(group_id)
-        self.peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
+        self.peers.tell_leaders(MemberGone(group_id=group_id, member_id=member_id, version=version, died=died))
 
     async def configure(self, group_id: str) -> None:
         """Make leaders follow a group's settings: here at once, elsewhere when they have heard; silent ones are told
@@ -126,7 +123,7 @@ class FleetLeaders:
         await self._write(
             list(by_key),
             lambda keys: self.local.beginning(group_id, config, [by_key[key] for key in keys]),
-            lambda keys: (BEGIN, {"group_id": group_id, "items": [tell_first(by_key[key]) for key in keys]}),
+            lambda keys: BeginStates(group_id=group_id, items=tuple(by_key[key] for key in keys)),
         )
         yield ()
 
@@ -136,7 +133,7 @@ class FleetLeaders:
         await self._write(
             list(states),
             lambda keys: self.local.replacing({key: states[key] for key in keys}),
-            lambda keys: (REPLACE, {"states": [tell_state(key, states[key]) for key in keys]}),
+            lambda keys: ReplaceStates(states=tuple((key, tell_state(states[key])) for key in keys)),
         )
         yield ()
 
@@ -148,8 +145,7 @@ class FleetLeaders:
                 async with here(mine) as writes:
                     await self.store.write(writes)
             else:
-                name, fields = there(mine)
-                await self.peers.call(node, name, **fields)
+                await self.peers.call(node, there(mine))
             return [None] * len(mine)
 
         await self._everywhere(keys, ask)
@@ -157,12 +153,10 @@ class FleetLeaders:
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
         """Return the offsets of share-partitions; each leader is asked once. Raises Refused."""
 
-        async def ask(node: int, mine: list[ShareKey]) -> list[SharePartitionOffsets]:
+        async def ask(node: int, mine: list[ShareKey]) -> Sequence[SharePartitionOffsets]:
             if self.directory.is_me(node):
                 return await self.local.offsets(mine)
-            told = [[key.group_id, key.topic_id.hex, key.partition] for key in mine]
-            answer = await self.peers.call(node, OFFSETS, keys=told)
-            return [offsets_of(row) for row in answer["offsets"]]
+            return (await self.peers.call(node, OffsetsRequest(keys=tuple(mine)))).offsets
 
         found = await self._everywhere(list(keys), ask)
         return [found[key] for key in keys]
@@ -170,12 +164,10 @@ class FleetLeaders:
     async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
         """Ask each leader about parked keys; a replay may begin twice, the last one counts. Raises Refused."""
 
-        async def ask(node: int, mine: list[ShareKey]) -> list[ParkedRows]:
+        async def ask(node: int, mine: list[ShareKey]) -> Sequence[ParkedRows]:
             if self.directory.is_me(node):
                 return await self.local.parked(mine, act, key)
-            told = [[one.group_id, one.topic_id.hex, one.partition] for one in mine]
-            answer = await self.peers.call(node, PARKED, keys=told, act=act, key=key.hex())
-            return [parked_of(rows) for rows in answer["parked"]]
+            return (await self.peers.call(node, ParkedRequest(keys=tuple(mine), act=act, key=key))).parked
 
         found = await self._everywhere(list(keys), ask)
         return [found[one] for one in keys]
@@ -188,7 +180,7 @@ class FleetLeaders:
             if self.directory.is_me(node):
                 found = await self.local.browse(key, request)
             else:
-                found = await self._asked(node, BROWSE, key, request)
+                found = await self._asked(node, BrowseLed(key=key, ask=request))
             return [replace(found, leader=node, leader_epoch=epoch)]
 
         found: Any = (await self._everywhere([key], ask))[key]
@@ -203,18 +195,16 @@ class FleetLeaders:
         async def ask(node: int, _mine: list[ShareKey]) -> list[ShareInterveneResponse]:
             if self.directory.is_me(node):
                 return [await self.local.intervene(key, request)]
-            return [await self._asked(node, INTERVENE, key, request)]
+            return [await self._asked(node, InterveneLed(key=key, ask=request))]
 
         found: Any = (await self._everywhere([key], ask))[key]
         return cast("ShareInterveneResponse", found)
 
-    async def _asked(self, node: int, name: str, key: ShareKey, request: Any) -> Any:
+    async def _asked(self, node: int, request: Request[R]) -> R:
         """Ask another worker about one share-partition that it leads. Raises Refused, ServerError
         (NOT_LEADER_OR_FOLLOWER), ..."""
-        call = BROWSE_CALLS[request.call]
-        told = [key.group_id, key.topic_id.hex, key.partition]
         try:
-            return call.read_answer(await self.peers.call(node, name, key=told, ask=call.request(request)))
+            return await self.peers.call(node, request)
         except ServerError as error:
             if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
                 raise
@@ -257,84 +247,23 @@ class FleetLeaders:
         return found
 
 
-def tell_first(item: ToInitialize) -> list[Any]:
-    """Return a share-partition that is to get its first state, as JSON values."""
-    return [item.topic_id.hex, item.partition, item.start_offset, item.state_epoch]
-
-
-def first_of(told: Sequence[Any]) -> ToInitialize:
-    """Read the result of `tell_first`. Raises: ValueError, TypeError."""
-    topic_id, partition, start, epoch = told
-    return ToInitialize(uuid.UUID(topic_id), int(partition), int(start), int(epoch))
-
-
-def tell_state(key: ShareKey, state: PartitionState | None) -> list[Any]:
-    """Return a share-partition that is to begin anew, or (None) to be forgotten, as JSON values. Only finished runs
+def tell_state(state: PartitionState | None) -> StateStart | None:
+    """Return the state with which a share-partition is to begin anew; None: it is to be forgotten. Only finished runs
     travel."""
-    start: list[Any] | None = None
-    if state is not None:
-        start = [state.state_epoch, state.start_offset]
-        if state.runs:
-            start.append([[run.first, run.last] for run in state.runs if run.state.terminal])
-    return [key.group_id, key.topic_id.hex, key.partition, start]
+    if state is None:
+        return None
+    finished = tuple((run.first, run.last) for run in state.runs if run.state.terminal)
+    return StateStart(state.state_epoch, state.start_offset, finished)
 
 
-def state_of(told: Sequence[Any]) -> tuple[ShareKey, PartitionState | None]:
-    """Read the result of `tell_state`. Raises: ValueError, TypeError."""
-    group_id, topic_id, partition, start = told
-    key = key_of((group_id, topic_id, partition))
-    if start is None:
-        return key, None
-    epoch, offset, *finished = start
-    runs = tuple(
-        StateRun(int(first), int(last), RecordState.ACKNOWLEDGED, 1)
-        for first, last in (finished[0] if finished else ())
-    )
-    return key, PartitionState(
-        state_epoch=int(epoch),
-        start_offset=int(offset),
+def state_of(told: StateStart | None) -> PartitionState | None:
+    """Return the state that `tell_state` was given."""
+    if told is None:
+        return None
+    runs = tuple(StateRun(first, last, RecordState.ACKNOWLEDGED, 1) for first, last in told.finished)
+    return PartitionState(
+        state_epoch=told.state_epoch,
+        start_offset=told.start_offset,
         delivery_complete_count=sum(run.last - run.first + 1 for run in runs),
         runs=runs,
     )
-
-
-def key_of(told: Sequence[Any]) -> ShareKey:
-    """Return a share-partition's key. Raises ValueError, TypeError."""
-    group_id, topic_id, partition = told
-    return ShareKey(str(group_id), uuid.UUID(topic_id), int(partition))
-
-
-def tell_parked(rows: ParkedRows) -> list[Any]:
-    """Return the parked keys of a share-partition, as JSON values."""
-    return [[key.hex(), *parked] for key, parked in rows]
-
-
-def parked_of(told: Sequence[Any]) -> ParkedRows:
-    """Read the result of `tell_parked`. Raises: ValueError, TypeError."""
-    return [(bytes.fromhex(key), ParkedKey(*map(int, fields))) for key, *fields in told]
-
-
-OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
-                       "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message")  # fmt: skip
-"""Fields that `tell_offsets` sends of a share-partition, in this order. The number of parked keys follows, if any are
-parked: an older release knows no such field."""
-
-
-def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
-    """Return the offsets of a share-partition, as JSON values."""
-    values = {name: getattr(part, name) for name in OFFSETS_TOLD}
-    values["topic_id"] = None if part.topic_id is None else part.topic_id.hex
-    values["stuck"] = [list(one) for one in part.stuck]
-    return [*values.values(), *((part.parked,) if part.parked else ())]
-
-
-def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
-    """Read the result of `tell_offsets`. Raises: ValueError, TypeError."""
-    known = len(OFFSETS_TOLD)
-    values = dict(zip(OFFSETS_TOLD, told[:known], strict=True))
-    values["parked"] = int(told[known]) if len(told) > known else 0
-    topic_id = values["topic_id"]
-    values["topic_id"] = None if topic_id is None else uuid.UUID(topic_id)
-    values["error"] = ErrorCode.known(int(values["error"]))
-    values["stuck"] = tuple(BlockedKey(*one) for one in values["stuck"])
-    return SharePartitionOffsets(**values)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.messages import LeaseRequest, LeaseResponse
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.share.rates_and_breakers import KeptBreaker
 from flowshare.share.breaker import Breaker, BreakerState, Gate, GateReport, Told
@@ -22,7 +23,7 @@ from flowshare.share.rate import RateLeases, RateReport
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
@@ -32,24 +33,11 @@ if TYPE_CHECKING:
     from flowshare.server.share.service import ShareService
     from flowshare.share.config import GroupConfig
 
-LEASE: Final = "fleet_lease"
-"""{"group_id", "node", fields of a `_Report`} -> {"lease", "more", "gate": [more, fields of `Told`…]}: `Granted`."""
 REPORT_S: Final = 0.1
 """Pause between two reports of a leader that hands records out."""
 ASK_S: Final = 1.0
 
-Body = dict[str, Any]
-
 logger = logging.getLogger(__name__)
-
-
-class Granted(NamedTuple):
-    """A leader's grant. lease: records that it may have in flight. more: records that it may hand out in addition.
-    gate: its breaker."""
-
-    lease: int
-    more: int
-    gate: Gate
 
 
 class _Report(NamedTuple):
@@ -59,12 +47,6 @@ class _Report(NamedTuple):
     rate: RateReport
     gate: GateReport
 
-    def body(self) -> Body:
-        """Return the report as JSON values."""
-        rate, gate = self.rate, self.gate
-        told = {"gate_wanting": gate.wanting, "gate_back": gate.back, "told": [str(gate.told.state), *gate.told[1:]]}
-        return {**self.in_flight._asdict(), "held": rate.held, "back": rate.back, "lacking": rate.wanting, **told}
-
     def beside(self, gate: Gate) -> _Report:
         """Return the report for a breaker that is not closed: only a leader that is let through wants parts of the
         other limits; other leaders' parts would be missing where they can be used."""
@@ -73,15 +55,6 @@ class _Report(NamedTuple):
         wanting = gate.more > 0
         return self._replace(
             in_flight=self.in_flight._replace(wanting=wanting), rate=self.rate._replace(wanting=wanting)
-        )
-
-    @classmethod
-    def read(cls, body: Body) -> _Report:
-        """Return a report read from JSON values. Raises KeyError, ValueError, TypeError."""
-        return cls(
-            Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"]), bool(body["used"])),
-            RateReport(int(body["held"]), int(body["back"]), bool(body["lacking"])),
-            GateReport(bool(body["gate_wanting"]), int(body["gate_back"]), _told(body["told"])),
         )
 
 
@@ -208,23 +181,21 @@ class FleetLimits:
         permits.free = None if permits.free is None else 0
         permits.gate = 0 if quota.breaks else None
 
-    async def _ask(self, group_id: str, report: _Report) -> Granted:
+    async def _ask(self, group_id: str, report: _Report) -> LeaseResponse:
         """Ask the coordinator for a grant. Raises OSError, ClientError, Refused."""
         place = self.directory.place
         me = 0 if place is None else place.node_id
         node = self.directory.group_leader(group_id)
         if place is None or node in (NOBODY, me):
             return self._grant(group_id, me, report)
-        answer = await self.peers.call(node, LEASE, limit_s=ASK_S, group_id=group_id, node=me, **report.body())
-        more, *told = answer["gate"]
-        return Granted(int(answer["lease"]), int(answer["more"]), Gate(_told(told), int(more)))
+        asked = LeaseRequest(group_id=group_id, node=me, **report._asdict())
+        return await self.peers.call(node, asked, limit_s=ASK_S)
 
     # --- as coordinator -----------------------------------------------------------------------------------------
 
-    async def answer(self, body: Body) -> Body:
+    async def answer(self, request: LeaseRequest) -> LeaseResponse:
         """Answer a leader's report. Raises Refused."""
-        lease, more, gate = self._grant(str(body["group_id"]), int(body["node"]), _Report.read(body))
-        return {"lease": lease, "more": more, "gate": [gate.more, str(gate.told.state), *gate.told[1:]]}
+        return self._grant(request.group_id, request.node, _Report(request.in_flight, request.rate, request.gate))
 
     def breaker(self, group_id: str, /) -> KeptBreaker | None:
         """Return a group's breaker, for `server.share.groups`. Raises Refused."""
@@ -241,7 +212,7 @@ class FleetLimits:
         if given is not None:
             given.breaker.close()
 
-    def _grant(self, group_id: str, node: int, report: _Report) -> Granted:
+    def _grant(self, group_id: str, node: int, report: _Report) -> LeaseResponse:
         """Return a grant. Raises Refused."""
         self.check(group_id)
         config = self.service.configs.acting(group_id)
@@ -249,7 +220,8 @@ class FleetLimits:
         if config.breaker is None:
             self._forget_breaker(group_id)
         if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
-            return Granted(lease, more, gate)  # the group's settings have changed; the leader hears of them
+            # The group's settings have changed; the leader hears of them.
+            return LeaseResponse(lease=lease, more=more, gate=gate)
         now_ms, given = self._now_ms(), self._given_of(group_id)
         if config.breaker is not None:
             gate = given.breaker.lease(node, report.gate, config.breaker, self.clock.steady_ms())
@@ -258,7 +230,7 @@ class FleetLimits:
             lease = given.in_flight.grant(node, report.in_flight, config.max_in_flight, now_ms)
         if config.max_rate is not None:
             more = given.rate.grant(node, report.rate, config.max_rate, now_ms)
-        return Granted(lease, more, gate)
+        return LeaseResponse(lease=lease, more=more, gate=gate)
 
     def _given_of(self, group_id: str) -> _Given:
         """Return the leases that this coordinator gave for a group since it became its coordinator."""
@@ -275,8 +247,3 @@ class FleetLimits:
 
     def _now_ms(self) -> int:
         return int(self.clock.monotonic() * 1000)
-
-
-def _told(fields: Sequence[Any]) -> Told:
-    state, why, left_ms, open_ms = fields
-    return Told(BreakerState(state), str(why), int(left_ms), int(open_ms))

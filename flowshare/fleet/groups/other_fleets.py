@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.errors import ClientError
+from flowshare.client.errors import ClientError, check
 from flowshare.core_errors import GroupIdNotFound
 from flowshare.fleet.directory import WorkerAddress
-from flowshare.fleet.groups.facts import HAS
 from flowshare.fleet.inspection import describe_fleet, fleets_of
+from flowshare.fleet.messages import HasGroupRequest
 from flowshare.slots.placement import group_slot
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ class OtherFleets:
             return False
         line = await self._dial(WorkerAddress(node, *slot_map.nodes[node]))
         try:
-            answer: Mapping[str, Any] = await line.call(HAS, group_id=group_id)
+            answer = await line.send(HasGroupRequest(group_id=group_id))
         finally:
             await line.close()
-        return bool(answer.get("exists"))
+        check(answer.error, answer.message, f"fleet {fleet}: group {group_id}")
+        return answer.exists

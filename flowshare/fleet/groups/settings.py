@@ -18,15 +18,22 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
 from flowshare.client.errors import ClientError
 from flowshare.core_errors import InvalidConfig
 from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.messages import (
+    AlterFleetSettings,
+    FleetSettingsChanged,
+    FleetSettingsRequest,
+    FleetSettingsResponse,
+    Version,
+)
 from flowshare.log.base import LogError
-from flowshare.protocol.messages import ConfigEntry
+from flowshare.protocol.messages import ConfigEntry, Response
 from flowshare.server.net.limits import KIB, LISTENER_CONFIGS, ListenerLimits
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.share.group_configs import PREFIX
@@ -46,12 +53,6 @@ if TYPE_CHECKING:
 NAME: Final = ""
 """The name of the group as whose settings they are stored."""
 KEY: Final = PREFIX + NAME.encode()
-ASK: Final = "fleet_own_settings"
-"""{} -> {"version", "settings"}; settings None: none were ever set."""
-TELL: Final = "fleet_tell_own_settings"
-"""{"version", "settings"} -> {}: they have changed."""
-SET: Final = "fleet_set_own_settings"
-"""{"changes", "validate_only", "first"} -> {"version", "settings"}; first: only where none were ever set."""
 ASK_S: Final = 5.0
 PAUSE_S: Final = 0.1
 CALL_S: Final = 2.0
@@ -102,8 +103,6 @@ FLEET_CONFIGS: Final[Mapping[str, Setting]] = {
 }
 """Name -> setting that a fleet may have."""
 
-Version = tuple[int, int]
-Body = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +209,7 @@ class FleetSettings:
         if node == NOBODY or self.directory.is_me(node):
             return
         try:
-            self._hear(await self.peers.call(node, ASK, limit_s=CALL_S))
+            self._hear(await self.peers.call(node, FleetSettingsRequest(), limit_s=CALL_S))
         except (OSError, ClientError) as error:
             logger.debug("settings of the fleet are not told: %s", error)
 
@@ -221,8 +220,8 @@ class FleetSettings:
 
         Raises: InvalidConfig, Refused, ClientError, LogError.
         """
-        fields: Body = {"changes": dict(changes), "validate_only": validate_only, "first": first}
-        self._hear(await self.peers.ask_coordinator(NAME, SET, lambda: self.answer_set(fields), **fields))
+        request = AlterFleetSettings(changes=dict(changes), validate_only=validate_only, first=first)
+        self._hear(await self.peers.ask_coordinator(NAME, request, lambda: self.answer_set(request)))
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -246,16 +245,13 @@ class FleetSettings:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    async def told(self, body: Body) -> Body:
+    async def told(self, request: FleetSettingsChanged) -> Response:
         """Take in settings that the slot's leader tells."""
-        self._hear(body)
-        return {}
+        self._hear(request)
+        return Response()
 
-    def _hear(self, told: Body) -> None:
-        epoch, count = told["version"]
-        settings = told["settings"]
-        stored = None if settings is None else {str(name): str(text) for name, text in settings.items()}
-        self._learn((int(epoch), int(count)), stored)
+    def _hear(self, told: FleetSettingsChanged | FleetSettingsResponse) -> None:
+        self._learn(told.version, None if told.settings is None else dict(told.settings))
 
     def _learn(self, version: Version, stored: dict[str, str] | None) -> None:
         if version <= self._version:
@@ -319,18 +315,18 @@ class FleetSettings:
         self._learn((self.directory.group_epoch(NAME), next(self._counts)), stored)
         self._tell()
 
-    async def answer(self, _: Body) -> Body:
+    async def answer(self, _: FleetSettingsRequest) -> FleetSettingsResponse:
         """Return the settings, at the worker that leads their slot. Raises: Refused."""
         self.check(NAME)
         return self._told()
 
-    async def answer_set(self, body: Body) -> Body:
+    async def answer_set(self, request: AlterFleetSettings) -> FleetSettingsResponse:
         """Set settings, where the slot is led. Raises Refused, InvalidConfig, LogError."""
         self.check(NAME)
-        changes = {str(name): None if text is None else str(text) for name, text in body["changes"].items()}
+        changes = request.changes
         async with self._writing:
             before = self._stored or {}
-            if body["first"] and self._stored is not None:
+            if request.first and self._stored is not None:
                 return self._told()
             wanted = {name: text for name, text in {**before, **changes}.items() if text is not None}
             # Settings from workers of a later version are kept, as long as no change names them.
@@ -340,14 +336,14 @@ class FleetSettings:
             for name in changes:
                 if name not in FLEET_CONFIGS and name not in before:
                     raise unknown(name, FLEET_CONFIGS)
-            if not body["validate_only"]:
+            if not request.validate_only:
                 await self.store.write([(KEY, orjson.dumps(wanted))])
                 self._learn((self._version[0], next(self._counts)), wanted)
                 self._tell()
             return self._told()
 
-    def _told(self) -> Body:
-        return {"version": self._version, "settings": self._stored}
+    def _told(self) -> FleetSettingsResponse:
+        return FleetSettingsResponse(version=self._version, settings=self._stored)
 
     def _tell(self) -> None:
-        self.peers.tell_all(TELL, **self._told())
+        self.peers.tell_all(FleetSettingsChanged(version=self._version, settings=self._stored))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from flowshare.protocol.declaration import Api, Route
+from flowshare.protocol.private import OwnCall
 
 NOT_ASKED: Final = -(2**31)
 """The value of authorized operations that were not asked for, or are not reported."""
@@ -32,10 +31,8 @@ class Request(Generic[R_co]):
     __slots__ = ()
     api: ClassVar[Api | None] = None
     """The API of the request; None: the request is flowshare's own, or used within a process only."""
-    route: ClassVar[Route | None] = None
-    """The route of a request without an API; None: any server."""
-    call: ClassVar[str | None] = None
-    """The request's name on a socket as one of flowshare's own calls (`protocol.cooperative_codec`)."""
+    own: ClassVar[OwnCall | None] = None
+    """The request as one of flowshare's own calls; None: it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
 
 from flowshare.protocol.declaration import OF_GROUP, Route, To
 from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.private import (
+    May,
+    Number,
+    NumberOrNone,
+    OwnCall,
+    Pair,
+    Text,
+    on_group,
+    on_group_and_topic,
+)
+from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.browse import Hole, SeenRuns
 from flowshare.share.intervene import Intervened
 from flowshare.share.types import BlockedKey
@@ -17,6 +30,7 @@ RANGES_MAX: Final = 1_000
 """The most ranges that one call acts on."""
 RECORDS_MAX: Final = 10_000
 """The most records that one call acts on."""
+STATES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +38,12 @@ class ShareBrowseRequest(Request["ShareBrowseResponse"]):
     """Ask for the runs of a share-partition. offset: the first one; −1: the share-partition's start. limit: runs and
     holes, 1 to `RUNS_MAX`. states: only runs in these, by the names of `share.browse`; empty: all, and holes."""
 
-    route = OF_GROUP
-    call = "share_browse"
-
-    group_id: str
-    topic: str
-    partition: int
-    offset: int = -1
-    limit: int = RUNS_MAX
-    states: tuple[str, ...] = ()
+    group_id: Text
+    topic: Text
+    partition: Number
+    offset: NumberOrNone = -1
+    limit: Annotated[int, Meta(ge=1, le=RUNS_MAX)] = RUNS_MAX
+    states: Annotated[tuple[Text, ...], Meta(max_length=STATES_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +75,7 @@ class ShareBrowseResponse(Response):
 class SharePlacesRequest(Request["SharePlacesResponse"]):
     """Ask for the partitions that a group has begun with; nothing is loaded for the answer."""
 
-    route = OF_GROUP
-    call = "share_places"
-
-    group_id: str
+    group_id: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +92,11 @@ class ShareInterveneRequest(Request["ShareInterveneResponse"]):
     act: release, reject, dead_letter or now (`share.intervene`). dry_run: only report what would be done.
     """
 
-    route = OF_GROUP
-    call = "share_intervene"
-
-    group_id: str
-    topic: str
-    partition: int
-    act: str
-    ranges: tuple[tuple[int, int], ...]
+    group_id: Text
+    topic: Text
+    partition: Number
+    act: Text
+    ranges: Annotated[tuple[Pair, ...], Meta(min_length=1, max_length=RANGES_MAX)]
     dry_run: bool = False
 
 
@@ -125,10 +130,6 @@ class Standing(NamedTuple):
     stuck: tuple[BlockedKey, ...] = ()
 
 
-def _node(request: ShareChangesRequest) -> int | None:
-    return request.node if request.node >= 0 else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChangesRequest(Request["ShareChangesResponse"]):
     """Ask for the states of the share-partitions that a server leads, as far as they changed since an earlier answer.
@@ -137,12 +138,9 @@ class ShareChangesRequest(Request["ShareChangesResponse"]):
     answer; another or restarted server reports everything.
     """
 
-    route = Route(To.BROKER, _node)
-    call = "share_changes"
-
-    node: int = -1
-    server: str = ""
-    since: int = 0
+    node: NumberOrNone = -1
+    server: Text = ""
+    since: Number = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +156,61 @@ class ShareChangesResponse(Response):
     gone: tuple[tuple[str, str, int], ...] = ()
     node: int = -1
     nodes: tuple[int, ...] = ()
+
+
+def _places_shown(answer: SharePlacesResponse, may: May) -> SharePlacesResponse:
+    """Leave out partitions of topics that the peer may not describe."""
+    shown = (one for one in answer.places if may(Operation.DESCRIBE, ResourceType.TOPIC, one[0]))
+    return replace(answer, places=tuple(shown))
+
+
+def _changes_shown(answer: ShareChangesResponse, may: May) -> ShareChangesResponse:
+    """Leave out rows of groups and topics that the peer may not describe; each is checked once."""
+    checked: dict[tuple[ResourceType, str], bool] = {}
+
+    def known(group_id: str, topic: str) -> bool:
+        for one in ((ResourceType.GROUP, group_id), (ResourceType.TOPIC, topic)):
+            if one not in checked:
+                checked[one] = may(Operation.DESCRIBE, *one)
+            if not checked[one]:
+                return False
+        return True
+
+    return replace(
+        answer,
+        rows=tuple(row for row in answer.rows if known(row.group_id, row.topic)),
+        gone=tuple(one for one in answer.gone if known(one[0], one[1])),
+    )
+
+
+BROWSE_CALLS: Final = (
+    OwnCall(
+        "share_places",
+        SharePlacesRequest,
+        SharePlacesResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.DESCRIBE),
+        shown=_places_shown,
+    ),
+    OwnCall(
+        "share_browse",
+        ShareBrowseRequest,
+        ShareBrowseResponse,
+        route=OF_GROUP,
+        rights=on_group_and_topic(Operation.DESCRIBE),
+    ),
+    OwnCall(
+        "share_intervene",
+        ShareInterveneRequest,
+        ShareInterveneResponse,
+        route=OF_GROUP,
+        rights=on_group_and_topic(Operation.READ),
+    ),
+    OwnCall(
+        "share_changes",
+        ShareChangesRequest,
+        ShareChangesResponse,
+        route=Route(To.BROKER, lambda request: request.node if request.node >= 0 else None),
+        shown=_changes_shown,
+    ),
+)

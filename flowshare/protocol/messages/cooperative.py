@@ -8,13 +8,13 @@ offsets and of hashes; the terms are those of the core (`flowshare.cooperative.t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from flowshare.cooperative.types import DRAIN_TIMEOUT_MS, LEASE_MS
 from flowshare.cooperative.types import CommitEntry as CommitEntry
 from flowshare.cooperative.types import Entry as Entry
+from flowshare.cooperative.types import KeyRange as KeyRange
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
 from flowshare.cooperative.types import OffsetRange as OffsetRange
 from flowshare.cooperative.types import Reach as Reach
@@ -25,8 +25,20 @@ from flowshare.protocol.declaration import OF_GROUP, Api
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 from flowshare.protocol.messages.share import RefusedOutput, SettleOutput
+from flowshare.protocol.messages.state import Topics
+from flowshare.protocol.private import (
+    Form,
+    May,
+    Number,
+    NumberOrNone,
+    OwnCall,
+    Text,
+    on_group,
+    on_group_and_topic,
+)
+from flowshare.protocol.private import Pair as Pair
+from flowshare.protocol.rights import Operation, ResourceType
 
-Pair = tuple[int, int]
 TAKE_WAIT_MS_MAX: Final = 5_000
 STABLE_METADATA: Final = "flowshare cooperative E="
 """The beginning of the metadata of a committed offset that is the stable offset of a cooperative group; the reset epoch
@@ -43,8 +55,8 @@ def stable_metadata(reset_epoch: int, topic_id: uuid.UUID) -> str:
 class GroupOffset(NamedTuple):
     """An offset committed for a group the ordinary way, and its metadata; −1: none."""
 
-    offset: int
-    metadata: str = ""
+    offset: NumberOrNone
+    metadata: Text = ""
 
 
 def offset_of(topic_id: uuid.UUID, there: GroupOffset) -> GroupOffset:
@@ -68,7 +80,7 @@ class WantedKeys(NamedTuple):
     """
 
     topic_id: uuid.UUID
-    partition: int
+    partition: Number
     keys: tuple[Pair, ...]
     committed: GroupOffset | None = None
 
@@ -100,17 +112,14 @@ class CooperativeHoldRequest(Request["CooperativeHoldResponse"]):
     commits of the group: `earliest`, `latest`, `none` (refused) or `by_duration:…`.
     """
 
-    call = "cooperative_hold"
-    route = OF_GROUP
-
-    group_id: str
-    member_id: str
-    generation: int
-    sequence: int
-    lease_ms: int = LEASE_MS
-    mode: str = "strict"
-    drain_timeout_ms: int = DRAIN_TIMEOUT_MS
-    auto_offset_reset: str = "none"
+    group_id: Text
+    member_id: Text
+    generation: Number
+    sequence: Number
+    lease_ms: Number = LEASE_MS
+    mode: Text = "strict"
+    drain_timeout_ms: Number = DRAIN_TIMEOUT_MS
+    auto_offset_reset: Text = "none"
     exact_starts: bool = False
     """True if the member reports each start before it makes the start (`Terms`)."""
     partitions: tuple[WantedKeys, ...] = ()
@@ -174,15 +183,61 @@ class PartitionCommit(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+class EntryTold(NamedTuple):
+    """Any `Entry` on the wire. ranges: of offsets, or starts: (offset, how often). keys: None: out of a span."""
+
+    epoch: Number
+    ranges: list[Pair]
+    keys: Pair | None = None
+    horizon: Number = 0
+    starts: bool = False
+
+
+class CommitTold(NamedTuple):
+    """A `PartitionCommit` on the wire."""
+
+    topic_id: uuid.UUID
+    partition: Number
+    reset_epoch: Number
+    entries: tuple[EntryTold, ...]
+
+
+def tell_entry(entry: Entry) -> EntryTold:
+    """Return an entry as it is on the wire."""
+    match entry:
+        case CommitEntry(keys, epoch, ranges):
+            return EntryTold(epoch, list(ranges), keys)
+        case SpanEntry(epoch, ranges):
+            return EntryTold(epoch, list(ranges))
+        case StartEntry(keys, epoch, starts, horizon):
+            return EntryTold(epoch, list(starts), keys, horizon, starts=True)
+        case SpanStartEntry(epoch, starts):
+            return EntryTold(epoch, list(starts), starts=True)
+
+
+def entry_of(told: EntryTold) -> Entry:
+    """Return the entry that `tell_entry` was given."""
+    epoch, ranges, keys, horizon, starts = told
+    if keys is None:
+        return SpanStartEntry(epoch, ranges) if starts else SpanEntry(epoch, ranges)
+    claimed = KeyRange(*keys)
+    return StartEntry(claimed, epoch, ranges, horizon) if starts else CommitEntry(claimed, epoch, ranges)
+
+
+def _tell_commits(parts: tuple[PartitionCommit, ...]) -> tuple[CommitTold, ...]:
+    return tuple(CommitTold(*part[:3], tuple(map(tell_entry, part.entries))) for part in parts)
+
+
+def _commits_of(told: tuple[CommitTold, ...]) -> tuple[PartitionCommit, ...]:
+    return tuple(PartitionCommit(*part[:3], tuple(map(entry_of, part.entries))) for part in told)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeCommitRequest(Request["CooperativeCommitResponse"]):
     """Commit records one by one; answered when the commit is durable."""
 
-    call = "cooperative_commit"
-    route = OF_GROUP
-
-    group_id: str
-    member_id: str
+    group_id: Text
+    member_id: Text
     partitions: tuple[PartitionCommit, ...]
 
 
@@ -250,15 +305,15 @@ class SpanEpochs(NamedTuple):
     """Spans of a partition, named by their epochs."""
 
     topic_id: uuid.UUID
-    partition: int
-    epochs: tuple[int, ...]
+    partition: Number
+    epochs: tuple[Number, ...]
 
 
 class TakenFrom(NamedTuple):
     """A partition from which a member takes records. committed: as in `WantedKeys`."""
 
     topic_id: uuid.UUID
-    partition: int
+    partition: Number
     committed: GroupOffset | None = None
 
 
@@ -269,15 +324,12 @@ class CooperativeTakeRequest(Request["CooperativeTakeResponse"]):
     count 0: take nothing. max_wait_ms: longest wait if nothing is free, at most `TAKE_WAIT_MS_MAX`.
     """
 
-    call = "cooperative_take"
-    route = OF_GROUP
-
-    group_id: str
-    member_id: str
-    count: int = 0
-    max_wait_ms: int = 0
-    lease_ms: int = LEASE_MS
-    auto_offset_reset: str = "none"
+    group_id: Text
+    member_id: Text
+    count: Number = 0
+    max_wait_ms: Number = 0
+    lease_ms: Number = LEASE_MS
+    auto_offset_reset: Text = "none"
     exact_starts: bool = False
     """True if the member reports each start before it makes the start (`Terms`)."""
     partitions: tuple[TakenFrom, ...] = ()
@@ -324,12 +376,9 @@ class CooperativeOffsetsRequest(Request["CooperativeOffsetsResponse"]):
     ranges_from: None: without R; else the ranges that begin at this offset or behind it, as many as an answer holds.
     """
 
-    call = "cooperative_offsets"
-    route = OF_GROUP
-
-    group_id: str
-    topics: Mapping[str, tuple[int, ...]] | None = None
-    ranges_from: int | None = None
+    group_id: Text
+    topics: Topics | None = None
+    ranges_from: Number | None = None
 
 
 class ToldClaim(NamedTuple):
@@ -385,13 +434,10 @@ class CooperativeOffsetsResponse(Response):
 class CooperativeResetRequest(Request["CooperativeResetResponse"]):
     """Begin a partition anew at an offset; refused while members hold something of it."""
 
-    call = "cooperative_reset"
-    route = OF_GROUP
-
-    group_id: str
-    topic: str
-    partition: int
-    offset: int
+    group_id: Text
+    topic: Text
+    partition: Number
+    offset: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,13 +450,65 @@ class CooperativeDeleteRequest(Request["CooperativeDeleteResponse"]):
     """Delete a group without members, and all of its state. topics: delete only the state of these partitions, whose
     committed offsets were deleted before (`OffsetDeleteRequest`), where those are another server's."""
 
-    call = "cooperative_delete"
-    route = OF_GROUP
-
-    group_id: str
-    topics: Mapping[str, tuple[int, ...]] | None = None
+    group_id: Text
+    topics: Topics | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeDeleteResponse(Response):
     """The outcome of a deletion."""
+
+
+def _offsets_shown(answer: CooperativeOffsetsResponse, may: May) -> CooperativeOffsetsResponse:
+    """Leave out partitions of topics that the peer may not describe."""
+    shown = (one for one in answer.partitions if may(Operation.DESCRIBE, ResourceType.TOPIC, one.topic))
+    return replace(answer, partitions=tuple(shown))
+
+
+COOPERATIVE_CALLS: Final = (
+    OwnCall(
+        "cooperative_hold",
+        CooperativeHoldRequest,
+        CooperativeHoldResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.READ),
+    ),
+    OwnCall(
+        "cooperative_commit",
+        CooperativeCommitRequest,
+        CooperativeCommitResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.READ),
+        forms={"partitions": Form(tuple[CommitTold, ...], _tell_commits, _commits_of)},
+    ),
+    OwnCall(
+        "cooperative_take",
+        CooperativeTakeRequest,
+        CooperativeTakeResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.READ),
+    ),
+    OwnCall(
+        "cooperative_offsets",
+        CooperativeOffsetsRequest,
+        CooperativeOffsetsResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.DESCRIBE),
+        shown=_offsets_shown,
+    ),
+    OwnCall(
+        "cooperative_reset",
+        CooperativeResetRequest,
+        CooperativeResetResponse,
+        route=OF_GROUP,
+        rights=on_group_and_topic(Operation.READ),
+    ),
+    OwnCall(
+        "cooperative_delete",
+        CooperativeDeleteRequest,
+        CooperativeDeleteResponse,
+        route=OF_GROUP,
+        rights=on_group(Operation.DELETE),
+    ),
+)
+"""Rights are Kafka's for consumers; of topics, which members name by id, the server asks itself."""

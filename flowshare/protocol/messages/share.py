@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
 
 from flowshare.protocol.declaration import (
     OF_GROUP,
@@ -24,12 +26,23 @@ from flowshare.protocol.declaration import (
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import NOT_ASKED, Request, Response, TopicPartition
+from flowshare.protocol.private import Number, OwnCall, Pair, Text, on_group
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.share.breaker import COUNT_MAX, BreakerState
+from flowshare.share.ranges import check_order
 from flowshare.share.types import AcknowledgeType, AckRange, AcquiredRange
 
 NO_LEADER: Final = (-1, -1)
 """The current leader of a partition when it is not reported."""
 MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 """Errors that come with the current leader; with others brokers send 0 without meaning."""
+BREAKER_ACTS: Final[Mapping[str, Operation]] = {
+    "tell": Operation.DESCRIBE,
+    "report": Operation.READ,
+    "close": Operation.ALTER_CONFIGS,
+}
+"""The acts on a breaker, each with the right on the group that it needs."""
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +71,11 @@ class ShareBreakerRequest(Request["ShareBreakerResponse"]):
     `close` (by hand). known: in a report, the last answer to the member: state, left_ms and open_ms.
     """
 
-    route = OF_GROUP
-
-    group_id: str
-    act: str = "tell"
-    member_id: str = ""
-    outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
-    known: tuple[str, int, int] = ("closed", 0, 0)
+    group_id: Text
+    act: Annotated[str, Meta(pattern=f"^({'|'.join(BREAKER_ACTS)})$")] = "tell"
+    member_id: Text = ""
+    outcomes: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
+    known: tuple[Annotated[str, Meta(pattern=f"^({'|'.join(BreakerState)})$")], Count, Count] = ("closed", 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +232,9 @@ class HeldRanges(NamedTuple):
     """
 
     topic_id: uuid.UUID
-    partition: int
-    ranges: tuple[tuple[int, int], ...] = ()
-    lapsed: tuple[tuple[int, int], ...] = ()
+    partition: Number
+    ranges: tuple[Pair, ...] = ()
+    lapsed: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +246,8 @@ class ShareResumeRequest(Request["ShareResumeResponse"]):
     new leader, or whose connection ended; all others go on meanwhile.
     """
 
-    group_id: str
-    member_id: str
+    group_id: Text
+    member_id: Text
     partitions: tuple[HeldRanges, ...]
 
 
@@ -295,6 +306,15 @@ class GroupDescription(Response):
     """The operations that the caller may do, as bits: the bit of each operation's number."""
 
 
+def _check_held(request: ShareResumeRequest) -> None:
+    """Check that ranges are ascending and each partition is named once. Raises: ValueError."""
+    for part in request.partitions:
+        for ranges in (part.ranges, part.lapsed):
+            check_order(ranges)
+    if len({part[:2] for part in request.partitions}) < len(request.partitions):
+        raise ValueError("a partition is named twice")
+
+
 def _pair(*two: int) -> tuple[int, ...]:
     return two
 
@@ -305,6 +325,16 @@ def _renews(request: ShareFetchRequest | ShareAcknowledgeRequest) -> bool:
     )
 
 
+SHARE_BREAKER: Final = OwnCall(
+    "share_breaker",
+    ShareBreakerRequest,
+    ShareBreakerResponse,
+    route=OF_GROUP,
+    rights=lambda request: [(BREAKER_ACTS[request.act], ResourceType.GROUP, request.group_id)],
+)
+SHARE_RESUME: Final = OwnCall(
+    "share_resume", ShareResumeRequest, ShareResumeResponse, rights=on_group(Operation.READ), check=_check_held
+)
 SHARE_GROUP_HEARTBEAT: Final = Api(
     ApiKey.SHARE_GROUP_HEARTBEAT,
     ShareGroupHeartbeatRequest,

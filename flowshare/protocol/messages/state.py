@@ -6,9 +6,11 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from msgspec import Meta
 
 from flowshare.protocol.declaration import (
     OF_GROUP,
@@ -27,8 +29,27 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 from flowshare.protocol.messages.topics import TopicResult
+from flowshare.protocol.private import (
+    LIST_MAX,
+    PAIRS,
+    Form,
+    May,
+    Number,
+    NumberOrNone,
+    OwnCall,
+    Pair,
+    Right,
+    Text,
+    on_group,
+    on_group_and_topic,
+)
+from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.parking import ParkedKey
+from flowshare.share.ranges import check_order
 from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
+
+Place = tuple[Text, Number]
+Topics = Annotated[Mapping[Text, Annotated[tuple[int, ...], Meta(max_length=LIST_MAX)]], Meta(max_length=LIST_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +208,8 @@ READ_SHARE_GROUP_STATE_SUMMARY: Final = Api(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeShareGroupOffsetsRequest(Request["DescribeShareGroupOffsetsResponse"]):
-    group_id: str
-    topics: Mapping[str, tuple[int, ...]] | None = None
+    group_id: Text
+    topics: Topics | None = None
     """The wanted partitions by topic; None: all with state."""
 
 
@@ -236,12 +257,10 @@ class ParkedKeysRequest(Request["ParkedKeysResponse"]):
     (the key goes on; its dead letters stay).
     """
 
-    route = OF_GROUP
-
-    group_id: str
-    act: str = "list"
-    topic: str = ""
-    partition: int = -1
+    group_id: Text
+    act: Text = "list"
+    topic: Text = ""
+    partition: NumberOrNone = -1
     key: bytes = b""
 
 
@@ -261,7 +280,7 @@ class DescribeShareGroupOffsetsResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterShareGroupOffsetsRequest(Request["AlterShareGroupOffsetsResponse"]):
-    group_id: str
+    group_id: Text
     offsets: Mapping[tuple[str, int], int]
     finished: Mapping[tuple[str, int], tuple[tuple[int, int], ...]] = field(
         default_factory=dict[tuple[str, int], tuple[tuple[int, int], ...]]
@@ -292,6 +311,53 @@ class DeleteShareGroupOffsetsResponse(Response):
     topics: tuple[TopicResult, ...] = ()
 
 
+def _keys_shown(answer: ParkedKeysResponse, may: May) -> ParkedKeysResponse:
+    """Leave out keys, which are a part of records, of topics that the peer may not read."""
+    return replace(answer, keys=tuple(one for one in answer.keys if may(Operation.READ, ResourceType.TOPIC, one.topic)))
+
+
+def _rights_to_place(request: AlterShareGroupOffsetsRequest) -> list[Right]:
+    topics = dict.fromkeys(topic for topic, _ in request.offsets)
+    return [
+        (Operation.READ, ResourceType.GROUP, request.group_id),
+        *((Operation.READ, ResourceType.TOPIC, topic) for topic in topics),
+    ]
+
+
+def _check_placed(request: AlterShareGroupOffsetsRequest) -> None:
+    for ranges in request.finished.values():
+        check_order(ranges)
+
+
+SHARE_PARKED: Final = OwnCall(
+    "share_parked",
+    ParkedKeysRequest,
+    ParkedKeysResponse,
+    route=OF_GROUP,
+    rights=on_group_and_topic(Operation.READ),
+    shown=_keys_shown,
+)
+SHARE_OFFSETS: Final = OwnCall(
+    "share_offsets",
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    rights=on_group(Operation.DESCRIBE),
+    falls_back=True,
+)
+"""Kafka's figures, and flowshare's own beside them."""
+SHARE_PLACE: Final = OwnCall(
+    "share_place",
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    rights=_rights_to_place,
+    check=_check_placed,
+    when=lambda request: bool(request.finished),
+    forms={
+        "offsets": Form(Annotated[tuple[tuple[Place, NumberOrNone], ...], Meta(max_length=LIST_MAX)], *PAIRS),
+        "finished": Form(Annotated[tuple[tuple[Place, tuple[Pair, ...]], ...], Meta(max_length=LIST_MAX)], *PAIRS),
+    },
+)
+"""All or nothing: a topic that may not be read refuses the call."""
 DESCRIBE_SHARE_GROUP_OFFSETS: Final = Api(
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
     DescribeShareGroupOffsetsRequest,

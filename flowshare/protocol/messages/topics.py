@@ -11,6 +11,7 @@ from flowshare.protocol.declaration import CONTROLLER, Api, Array, Fixed, Key, O
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.private import Number, OwnCall, Text
 from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 TOPIC_IDS_FROM: Final = 12
@@ -60,7 +61,7 @@ class MetadataResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicResult(Response):
-    topic: str
+    topic: str = ""
     topic_id: uuid.UUID | None = None
     throttle_ms: int = 0
     """With THROTTLING_QUOTA_EXCEEDED: the milliseconds until the next try."""
@@ -84,8 +85,8 @@ class CreatePartitionsRequest(Request[TopicResult]):
     """Raise a topic's number of partitions. breaks_order: also where a group reads it in key order (flowshare's own API
     only)."""
 
-    name: str
-    total: int
+    name: Text
+    total: Number
     validate_only: bool = False
     breaks_order: bool = False
 
@@ -95,6 +96,14 @@ _TIMEOUT: Final = Fixed(15_000)
 comes."""
 _TOLD: Final[Shape] = {"name": Key("name", "topic")}
 
+TOPIC_GROW: Final = OwnCall(
+    "topic_grow",
+    CreatePartitionsRequest,
+    TopicResult,
+    rights=lambda request: [(Operation.ALTER, ResourceType.TOPIC, request.name)],
+    when=lambda request: bool(request.breaks_order),
+    falls_back=True,
+)
 METADATA: Final = Api(
     ApiKey.METADATA,
     MetadataRequest,

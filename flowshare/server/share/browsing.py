@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.clock import ahead_ms
 from flowshare.core_errors import InvalidRequest, UnknownTopicOrPartition
-from flowshare.protocol.browse_codec import check_ranges
-from flowshare.protocol.cooperative_codec import Malformed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.browse import (
     RANGES_MAX,
+    RECORDS_MAX,
     RUNS_MAX,
     ShareBrowseRequest,
     ShareBrowseResponse,
@@ -37,6 +36,7 @@ from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey, StoredState, stored_in
 from flowshare.share.browse import HOLES, RETENTION, Hole, Seen, stored_runs, together, wanted_states
 from flowshare.share.intervene import Act
+from flowshare.share.ranges import check_order
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -99,12 +99,14 @@ class BrowseApis(Family):
     async def intervene(self, request: ShareInterveneRequest, connection: InProcess) -> ShareInterveneResponse:
         """Apply an operator's act to records, and log it."""
         try:
-            check_ranges(request.ranges)
+            check_order(request.ranges)
             act = Act(request.act)
-        except (Malformed, ValueError) as error:
+        except ValueError as error:
             raise InvalidRequest(str(error)) from None
         if not 1 <= len(request.ranges) <= RANGES_MAX:
             raise InvalidRequest(f"give 1 to {RANGES_MAX} ranges, not {len(request.ranges)}")
+        if sum(last - first + 1 for first, last in request.ranges) > RECORDS_MAX:
+            raise InvalidRequest(f"one call acts on {RECORDS_MAX} records at most; send several")
         key = await self._key(request)
         if act is Act.DEAD_LETTER and not self._config_of(request.group_id).dead_letter_topic:
             raise Refused(

@@ -14,8 +14,15 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
-from flowshare.protocol.messages import DescribeShareGroupOffsetsResponse, OffsetCommitRequest, OffsetToCommit
-from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME
+from flowshare.protocol.messages import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    HeldRanges,
+    OffsetCommitRequest,
+    OffsetToCommit,
+    ShareResumeRequest,
+)
+from flowshare.protocol.private import write
 from flowshare.server.edge.base import AdvertisedNode, Peer, SocketCall
 from flowshare.server.edge.table import endpoints, table
 from flowshare.server.runtime.turns import Turns
@@ -189,15 +196,17 @@ async def test_private_calls_take_a_partition_once():
             sent.append(request)
             return DescribeShareGroupOffsetsResponse()
 
-        peer = SimpleNamespace(connection=SimpleNamespace(send=send), may=lambda *_: True, need=lambda *_: None)
-        answer = e.listener.endpoints[ApiKey.FLOWSHARE].answer
+        connection, turns = SimpleNamespace(send=send), Turns(e.server.clock)
+        peer = SimpleNamespace(connection=connection, may=lambda *_: True, need=lambda *_: None, turns=turns)
+        api = e.listener.endpoints[ApiKey.FLOWSHARE]
 
-        async def ask(**body) -> dict[str, Any]:
-            return await answer(SocketCall(peer=peer, version=0, client_id="c", request=body))
+        async def ask(request) -> ErrorCode:
+            asked = api.decode(write(request), 0, 0)
+            return (await api.answer(SocketCall(peer=peer, version=0, client_id="c", request=asked))).error
 
-        assert "error" not in await ask(call=SHARE_OFFSETS, group_id="g", topics={NAME: [0] * TIMES})
+        assert await ask(DescribeShareGroupOffsetsRequest(group_id="g", topics={NAME: (0,) * TIMES})) is ErrorCode.NONE
         assert sent[0].topics == {NAME: (0,)}
-        held = [topic_id.hex, 0, [[0, 1]], []]
-        refused = await ask(call=SHARE_RESUME, group_id="g", member_id="m", partitions=[held] * 2)
-        assert refused["error"] == ErrorCode.INVALID_REQUEST
+        held = HeldRanges(topic_id, 0, ((0, 1),))
+        twice = ShareResumeRequest(group_id="g", member_id="m", partitions=(held, held))
+        assert await ask(twice) is ErrorCode.INVALID_REQUEST
         assert len(sent) == 1

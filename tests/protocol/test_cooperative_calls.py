@@ -10,9 +10,10 @@ import pytest
 
 from flowshare.cooperative.types import KeyRange, OffsetRange
 from flowshare.protocol import messages as m
-from flowshare.protocol.cooperative_codec import CALLS, NUMBER_MAX, Malformed
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.messages import cooperative as c
+from flowshare.protocol.private import NUMBER_MAX, read, write
 
 ID = uuid.UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 AT = {"topic_id": ID, "partition": 3}
@@ -129,9 +130,8 @@ ANSWERS = [
     ("cooperative_reset", m.CooperativeResetResponse(reset_epoch=8)),
     ("cooperative_delete", m.CooperativeDeleteResponse()),
 ]
-HOLD = CALLS["cooperative_hold"].request(REQUESTS[1])
-COMMIT = CALLS["cooperative_commit"].request(REQUESTS[2])
-TAKE = CALLS["cooperative_take"].request(REQUESTS[3])
+CALLS = {own.name: own for own in c.COOPERATIVE_CALLS}
+HOLD, COMMIT, TAKE = (orjson.loads(write(REQUESTS[at])) for at in (1, 2, 3))
 HEX = ID.hex
 BAD = [
     ("cooperative_hold", {}),
@@ -140,6 +140,7 @@ BAD = [
     ("cooperative_hold", {**HOLD, "sequence": True}),
     ("cooperative_hold", {**HOLD, "sequence": NUMBER_MAX}),
     ("cooperative_hold", {**HOLD, "lease_ms": -1}),
+    ("cooperative_hold", {**HOLD, "exact_starts": 1}),
     ("cooperative_hold", {**HOLD, "partitions": {}}),
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0]]}),
     ("cooperative_hold", {**HOLD, "partitions": [["id", 0, []]]}),
@@ -147,12 +148,14 @@ BAD = [
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [[0]]]]}),
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [[0, NUMBER_MAX]]]]}),
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [5]]]}),
-    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], [5]]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], []]]}),
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], [-2, ""]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, 2, []]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[-1, "starts", []]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, "starts", [[1]]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[-1, []]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[1]], None, 0, True]]]]}),
     ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [["e", []]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [], [0, -1]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[0, NUMBER_MAX]]]]]]}),
     ("cooperative_take", {**TAKE, "renew": None}),
     ("cooperative_take", {**TAKE, "renew": [[HEX, 0, [0.5]]]}),
     ("cooperative_offsets", {"group_id": "g", "topics": ["t"]}),
@@ -164,24 +167,28 @@ BAD = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
 def test_a_request_is_read_as_it_was_written(request_):
-    call = CALLS[request_.call]
-
-    assert call.read_request(orjson.loads(orjson.dumps(call.request(request_)))) == request_
+    assert read(type(request_), write(request_)) == request_
 
 
 @pytest.mark.parametrize(("name", "answer"), ANSWERS, ids=[name for name, _ in ANSWERS])
 def test_an_answer_is_read_as_it_was_written(name, answer):
-    call = CALLS[name]
-
-    assert call.read_answer(orjson.loads(orjson.dumps(call.answer(answer)))) == answer
+    assert read(CALLS[name].response, write(answer)) == answer
 
 
 @pytest.mark.parametrize(("name", "body"), BAD)
 def test_what_makes_no_sense_is_refused(name, body):
-    with pytest.raises(Malformed):
-        CALLS[name].read_request(orjson.loads(orjson.dumps(body)))
+    with pytest.raises(DecodeError):
+        read(CALLS[name].request, orjson.dumps(body))
+
+
+@pytest.mark.parametrize("columns", [[[1]], [[1], ["x"]], [[1], 5], [[1 << 63], [1]], 7])
+def test_ranges_that_are_no_two_columns_are_refused(columns):
+    part = {"topic_id": HEX, "partition": 0, "ranges": columns}
+    with pytest.raises(DecodeError):
+        read(c.CooperativeHoldResponse, orjson.dumps({"partitions": [part]}))
 
 
 def test_every_call_can_be_refused():
-    for call in CALLS.values():
-        assert call.refused(error=ErrorCode.NOT_COORDINATOR, message="no").message == "no"
+    refused = m.Response(error=ErrorCode.NOT_COORDINATOR, message="no")
+    for own in CALLS.values():
+        assert read(own.response, write(refused)).message == "no"
