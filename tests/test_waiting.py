@@ -15,12 +15,10 @@ TESTS = Path(__file__).parent
 VIRTUAL = "on virtual time: handlers and brokers that play slow, and the time that passes beside them"
 SLEEPERS = {
     "waiting.py": "the helpers",
-    "agents/test_autoscale.py": VIRTUAL,
     "agents/test_batches.py": VIRTUAL,
     "agents/test_breaker.py": VIRTUAL,
     "agents/test_in_order.py": VIRTUAL,
     "agents/test_isolation.py": VIRTUAL,
-    "agents/test_load.py": VIRTUAL,
     "agents/test_order_end_to_end.py": VIRTUAL,
     "agents/test_order_with_options.py": VIRTUAL,
     "agents/test_outage.py": VIRTUAL,
@@ -44,6 +42,8 @@ SLEEPERS = {
     "client/cooperative/test_sharing.py": VIRTUAL,
     "client/cooperative/test_topics_anew.py": VIRTUAL,
     "client/cooperative/worlds.py": VIRTUAL,
+    "ops/test_autoscale.py": VIRTUAL,
+    "ops/test_load.py": VIRTUAL,
     "testing/test_clocks.py": VIRTUAL,
     "testing/test_harness_order.py": VIRTUAL,
     "agents/test_odd_ends.py": "tasks that never end by themselves, for others to cancel",

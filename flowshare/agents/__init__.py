@@ -7,7 +7,6 @@ The packages; each imports only from packages below it in this list:
 - `faust`: the adapter to Faust, the only place that knows Faust: its part of `App`, topics, serializers, its agents.
 - `host`: one process that runs an app: two loops, producer, the app's lease, watchdog.
 - `feed`: records in, acknowledgements out, for one agent.
-- `scale`: the backlog, and the number of workers that it needs.
 - `pages`: the right to ask for a web page, and the listeners of pages.
 - `run`: pools that run handlers.
 - `telemetry`: spans and metrics of OpenTelemetry, for applications that want them.

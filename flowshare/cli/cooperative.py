@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.cli.lag import known, spoken
+from flowshare.cli.lag import spoken
 from flowshare.cli.output import emit_json, headings, say, show
 
 if TYPE_CHECKING:
@@ -52,15 +52,14 @@ async def groups_of(session: CommandSession, topic: str) -> list[str]:
 
 async def describe(session: CommandSession, group: str) -> dict[str, Any]:
     """State, members, partitions, who holds and who waits."""
-    from flowshare.agents.scale import lag
+    from flowshare.ops.reading import of_cooperative
 
     admin, now_ms = session.admin.cooperative, session.clock.now_ms()
     found, parts = await admin.describe(group), await admin.offsets(group)
     rows: list[dict[str, Any]] = []
     for part in parts:
-        shared, more = lag.as_shared(part)
-        row = lag.row(group, shared, now_ms, log_end=part.log_end if part.log_end >= 0 else None, more=more)
-        rows.append({**known(row), "reset_epoch": part.reset_epoch, "unstable": part.unstable})
+        figures = of_cooperative(group, part, now_ms, log_end=part.log_end)
+        rows.append({**figures.row(), "reset_epoch": part.reset_epoch, "unstable": part.unstable})
     return {
         "group": group,
         "kind": "cooperative",

@@ -10,7 +10,7 @@ import click
 from flowshare.agents.handler.texts import age
 from flowshare.cli import browse, cooperative
 from flowshare.cli.acting import command
-from flowshare.cli.lag import known, spoken, stuck_lines
+from flowshare.cli.lag import spoken, stuck_lines
 from flowshare.cli.move import forget_move, move
 from flowshare.cli.options import broker_options, execute_options, facts_options
 from flowshare.cli.output import NOTHING_DONE, TERMINAL, emit_json, headings, say, show, show_settings
@@ -212,8 +212,8 @@ async def _facts(session: CommandSession, group: str) -> dict[str, Any]:
 
 
 async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
-    from flowshare.agents.scale import lag
     from flowshare.client.admin.admin import BREAKER, MAX_IN_FLIGHT, MAX_RATE, PAUSED
+    from flowshare.ops.reading import of_share
 
     # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
     entries = await session.admin.group_configs(group) if session.backend.capabilities.pausing else []
@@ -245,7 +245,7 @@ async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
             }
             for one in found.members
         ],
-        "offsets": [known(lag.row(group, part, now_ms)) for part in offsets],
+        "offsets": [of_share(group, part, now_ms).row() for part in offsets],
     }
 
 

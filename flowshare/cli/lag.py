@@ -14,7 +14,6 @@ from flowshare.agents.handler.texts import age
 from flowshare.cli import pages
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import fitting, headings, left_out, rich_table, say, show
-from flowshare.clock import LoopClock
 from flowshare.ops import Failure
 from flowshare.ops.session import KeptSession
 from flowshare.printable import printable
@@ -22,8 +21,9 @@ from flowshare.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from flowshare.agents.scale.rates import Rates
     from flowshare.clock import Clock
+    from flowshare.ops.figures import PartitionFigures, TopicFigures
+    from flowshare.ops.watcher import Snapshot, Watcher
 
 _SAMPLE_S: Final = 1.0
 _LOOK_S: Final = 0.5
@@ -69,38 +69,26 @@ class _LagSource:
 
     def __init__(self, url: str, addresses: tuple[str, ...] = ()) -> None:
         from flowshare.agents.pages.gate import read_token
-        from flowshare.agents.scale.rates import Rates
         from flowshare.cli.worker_pages import Workers
+        from flowshare.ops.watcher import Watcher
 
         self._workers = Workers(url, addresses, read_token())
         self.session = KeptSession(url)
-        self.rates = Rates()
+        self.watcher = Watcher(self.session.clock, details=False)
 
-    async def rows(self) -> Rows:
+    async def look(self) -> Snapshot:
         """The numbers of this moment. Raises: Failure, LogError, BackendError, ClientError."""
-        from flowshare.agents.scale import lag as rows_of
-
-        session, facts = await self.session.opened()
-        try:
-            facts.begin()
-            groups = rows_of.every_group(session.backend.capabilities)
-            found = await rows_of.rows(session.admin, groups, session.clock.now_ms(), facts)
-            now_s = session.clock.monotonic()
-            self.rates.look(found, now_s)
-            await rows_of.add_retention(found, facts, self.rates, now_s)
-            return found
-        finally:
-            await self.session.let_go()
+        async with self.session.look() as session:
+            return await self.watcher.look(session.admin, session.backend.capabilities)
 
     async def needed(self) -> Needed:
         """Needed workers of each group and topic, as far as running workers say."""
-        found: Needed = {}
-        for rows in (await self._workers.topics()).rows.values():
-            for row in rows:
-                if row.get("group") is None:
-                    raise Failure(pages.NUMBERS_ONLY)
-                found.setdefault((row["group"], row["topic"]), row["needed_workers"])
-        return found
+        from flowshare.cli.worker_pages import needed_workers
+
+        told = await self._workers.topics()
+        if any(row.get("group") is None for rows in told.rows.values() for row in rows):
+            raise Failure(pages.NUMBERS_ONLY)
+        return needed_workers(told)
 
     async def close(self) -> None:
         """Ask nobody any more."""
@@ -109,15 +97,14 @@ class _LagSource:
 
 
 async def _once(source: _LagSource, view: View) -> None:
-    clock = LoopClock()
     try:
-        found = await source.rows()
+        found = await source.look()
         view.check(found)
-        rows = view.prepare(found, clock.monotonic(), source.rates, {})
+        needed: Needed = {}
         if source.session.moving:
-            await clock.sleep(_SAMPLE_S)
-            found = await source.rows()
-            rows = view.prepare(found, clock.monotonic(), source.rates, await source.needed())
+            await source.session.clock.sleep(_SAMPLE_S)
+            found, needed = await source.look(), await source.needed()
+        rows = view.prepare(found, source.watcher, needed)
     finally:
         await source.close()
     view.emit(rows)
@@ -128,18 +115,17 @@ async def _watch(source: _LagSource, view: View, interval: float) -> None:
     from flowshare.client.errors import ClientError
     from flowshare.log.base import StorageHeld
 
-    clock = LoopClock()
     with screen(view) as update:
         try:
             while True:
                 try:
-                    found, needed = await source.rows(), await source.needed()
-                    rows = view.prepare(found, clock.monotonic(), source.rates, needed)
+                    found, needed = await source.look(), await source.needed()
+                    rows = view.prepare(found, source.watcher, needed)
                 except (Failure, StorageHeld, BackendError, ClientError, OSError):
                     pass  # a worker is starting or has just ended: the next round shows
                 else:
                     update(rows)
-                await _rest(source, interval, clock)
+                await _rest(source, interval, source.session.clock)
         finally:
             await source.close()
 
@@ -154,7 +140,7 @@ async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
 
 
 Rows = list[dict[str, Any]]
-Needed = dict[tuple[str, str], float | None]
+Needed = dict[tuple[str, str], float]
 """Workers by group and topic."""
 
 _OTHERS: Final = {
@@ -191,29 +177,25 @@ _SHOWN: Final = ("oldest", "retention_left")
 
 
 class View:
-    """Filters rows, adds rates, prints."""
+    """Filters figures, and prints them as rows."""
 
     def __init__(self, group: str | None, topic: str | None, *, partitions: bool, as_json: bool) -> None:
         self._group = group
         self._topic = topic
         self._partitions = partitions
         self._as_json = as_json
-        self._before: dict[tuple[str, str, int], tuple[float, int]] = {}
         self.columns = _PARTITIONS if partitions else _TOPICS
         self.right = tuple(name for name in self.columns if name not in ("group", "topic"))
 
-    def prepare(self, found: Rows, now: float, rates: Rates, needed: Needed) -> Rows:
-        """Rows to show; `now` is in seconds on any clock that does not go back."""
-        from flowshare.agents.scale.lag import by_topic
-
-        rows = [row for row in found if self._wanted(row)]
+    def prepare(self, found: Snapshot, watcher: Watcher, needed: Needed) -> Rows:
+        """Rows to show. watcher: of these figures."""
+        rows: Rows
         if self._partitions:
-            rows = [{**row, "rate": self._rate(row, now)} for row in rows]
+            parts = [one for one in found.partitions if self._wanted(one)]
+            rows = [{**one.row(), "rate": watcher.finished_rate(one)} for one in parts]
         else:
-            rows = [
-                {**row, "needed_workers": needed.get((row["group"], row["topic"]))} for row in by_topic(rows, rates)
-            ]
-        rows = [known(row) for row in rows]
+            topics = [one for one in found.topics if self._wanted(one)]
+            rows = [{**one.row(), "needed_workers": needed.get((one.group, one.topic))} for one in topics]
         for row in rows:
             row |= {"oldest": age(row["oldest_age_s"]), "retention_left": _retention(row)}
         return sorted(rows, key=lambda row: (row["group"], row["topic"], row.get("partition", 0)))
@@ -225,13 +207,13 @@ class View:
             for row in rows
         ]
 
-    def _wanted(self, row: dict[str, Any]) -> bool:
-        return (self._group in (None, row["group"])) and (self._topic in (None, row["topic"]))
+    def _wanted(self, one: PartitionFigures | TopicFigures) -> bool:
+        return (self._group in (None, one.group)) and (self._topic in (None, one.topic))
 
-    def check(self, found: Rows) -> None:
+    def check(self, found: Snapshot) -> None:
         """Raise Failure when --group or --topic names what no group has a position for."""
         for what, wanted in (("group", self._group), ("topic", self._topic)):
-            known = sorted({row[what] for row in found})
+            known = sorted({getattr(one, what) for one in found.topics})
             if wanted is not None and wanted not in known:
                 there = f"there are positions of {', '.join(known)}" if known else "no group has a position yet"
                 hint = "groups ls" if what == "group" else "topics ls"
@@ -255,36 +237,25 @@ class View:
             for line in stuck_lines(rows):
                 say(line)
 
-    def _rate(self, row: dict[str, Any], now: float) -> float | None:
-        key = (row["group"], row["topic"], row["partition"])
-        before, finished = self._before.get(key), row.get("finished")
-        if finished is None:
-            return None
-        self._before[key] = (now, finished)
-        if before is None or now <= before[0]:
-            return None
-        return max(0.0, float(finished - before[1]) / (now - before[0]))
-
 
 def stuck_lines(rows: Rows, least: int = STUCK_SHOWN) -> list[str]:
     """Which records at least so many others of their key wait for, and where keys are parked, a line each."""
-    from flowshare.agents.scale.stall_reason import QUIET_S, parked_keys
+    from flowshare.ops.figures import StuckKey
+    from flowshare.ops.stall_reason import QUIET_S, named_key, parked_keys
 
     found = [
         (row, key)
         for row in rows
-        for key in row.get("stuck") or ()
-        if key["blocked"] >= least or (row.get("rate") == 0 and (row.get("oldest_age_s") or 0) >= QUIET_S)
+        for key in (StuckKey(**one) for one in row["stuck"])
+        if key.blocked >= least or (row.get("rate") == 0 and (row.get("oldest_age_s") or 0) >= QUIET_S)
     ]
-    found.sort(key=lambda pair: -pair[1]["blocked"])
+    found.sort(key=lambda pair: -pair[1].blocked)
     return [
-        f"{row['group']}: {_count(key['blocked'])} for {row['topic']}-{key['partition']}@{key['offset']}, "
-        f"{_WHY[key['state']].format(**key)} (attempt {key['delivery_count']})"
-        for row, key in found[:STUCK_LINES]
+        f"{row['group']}: {_count(key.blocked)} for {named_key(key, row['topic'])}" for row, key in found[:STUCK_LINES]
     ] + [
         f"{row['group']}: {parked}"
         for row in rows
-        if (parked := parked_keys(row["group"], row.get("parked") or 0, row["topic"]))
+        if (parked := parked_keys(row["group"], row["parked"] or 0, row["topic"]))
     ]
 
 
@@ -292,22 +263,11 @@ def _count(waiting: int) -> str:
     return "1 record waits" if waiting == 1 else f"{waiting} records wait"
 
 
-_WHY: Final = {
-    "HELD": "which {member_id} holds",
-    "DELAYED": "which waits for its next attempt",
-    "ARCHIVING": "whose dead letter is being written",
-    "AVAILABLE": "which nobody has fetched yet",
-}
 STUCK_LINES: Final = 5
 
 
-def known(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with None for positions that are not known: a member has joined, and has been given nothing yet."""
-    return {**row, **{name: None for name in _POSITIONS if (row.get(name) or 0) < 0}}
-
-
 def spoken(row: dict[str, Any]) -> dict[str, Any]:
-    """A `known` row for people."""
+    """A row for people: a member has joined, and has been given nothing yet where no position is known."""
     return {**row, **{name: NOT_KNOWN for name in _POSITIONS if name in row and row[name] is None}}
 
 
@@ -336,7 +296,7 @@ def screen(view: View) -> Iterator[Callable[[Rows], None]]:
 
 def _retention(row: dict[str, Any]) -> str:
     """When retention deletes the first unfinished record, for people."""
-    from flowshare.agents.scale.retention import FINISHED, FOREVER
+    from flowshare.ops.retention import FINISHED, FOREVER
 
     if row["retention_left_s"] is not None:
         return age(row["retention_left_s"])

@@ -29,7 +29,7 @@ class _Seconds(click.ParamType):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from flowshare.agents.scale.scaling import read_seconds
+        from flowshare.ops.scaling import read_seconds
 
         try:
             return read_seconds(str(value))

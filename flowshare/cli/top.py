@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,18 +14,22 @@ from flowshare.cli.options import facts_options
 from flowshare.cli.output import explain, headings, say, show
 from flowshare.cli.pages import named_workers
 from flowshare.ops import Failure
-from flowshare.ops.session import KeptSession
+from flowshare.ops.session import CommandSession, KeptSession
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
-    from flowshare.cli.top_figures import Figures, Look
     from flowshare.cli.top_view import Act, Line, Screen
+    from flowshare.cli.worker_pages import Workers
     from flowshare.clock import Clock
+    from flowshare.ops.figures import GroupFigures
+    from flowshare.ops.watcher import Snapshot
 
 SAMPLE_S: Final = 1.0
 """Between the two looks that rates in a pipe are of."""
 INTERVAL_S: Final = 2.0
+AT_ONCE: Final = 100
+"""Groups whose figures one look asks for, those on the screen first."""
 REDRAW_S: Final = 1.0
 """So often ages on the screen go on, whatever is heard."""
 STYLES: Final = {"head": "bold", "row": "", "selected": "reverse", "why": "yellow", "bad": "bold red", "dim": "dim"}
@@ -56,18 +59,36 @@ def top(interval: float | None, addresses: tuple[str, ...], as_json: bool, url: 
     path are found by it; others are named by --web.
     """
     from flowshare.agents.pages.gate import read_token
-    from flowshare.cli.top_figures import Figures
     from flowshare.cli.worker_pages import Workers
 
     named_workers(addresses)
     session = KeptSession(url)
     # A keyboard interrupt is the ordinary end.
     with contextlib.closing(Workers(url, addresses, read_token())) as workers, contextlib.suppress(KeyboardInterrupt):
-        figures = Figures(workers if workers.known else None)
         if as_json or not sys.stdout.isatty():
-            asyncio.run(_print(session, figures, interval, as_json=as_json))
+            asyncio.run(_print(session, workers, interval, as_json=as_json))
         else:
-            asyncio.run(_live(session, figures, url, interval or INTERVAL_S))
+            asyncio.run(_live(session, workers, url, interval or INTERVAL_S))
+
+
+class Looks:
+    """Looks at groups, with what workers say that they hold while a group stands still. most: groups a look."""
+
+    def __init__(self, session: KeptSession, workers: Workers, most: int) -> None:
+        from flowshare.ops.watcher import LookLimits, Watcher
+
+        self.session = session
+        self._workers = workers
+        self._watcher = Watcher(session.clock, LookLimits(groups=most))
+
+    async def look(self, opened: CommandSession, first: Sequence[str] = ()) -> Snapshot:
+        """Take one look. first: groups that are wanted before others. Raises: ClientError."""
+        from flowshare.ops.in_hand import of_groups
+
+        found = await self._watcher.look(opened.admin, opened.backend.capabilities, first=first)
+        if not self._workers.known or not found.stalled:
+            return found
+        return found.with_in_hand(of_groups((await self._workers.in_hand()).rows))
 
 
 # --- in a pipe -----------------------------------------------------------------------------------------------------
@@ -78,16 +99,17 @@ _COLUMNS: Final = headings(
 )  # fmt: skip
 
 
-async def _print(session: KeptSession, figures: Figures, interval: float | None, *, as_json: bool) -> None:
+async def _print(session: KeptSession, workers: Workers, interval: float | None, *, as_json: bool) -> None:
     """Raises: Failure, LogError, BackendError, ClientError."""
     from flowshare.cli.top_view import GROUPS_MAX
 
+    looks = Looks(session, workers, GROUPS_MAX)
     try:
         while True:
-            found = await _look(session, figures, (), GROUPS_MAX)
+            found = await _look(looks)
             if session.moving:
                 await session.clock.sleep(SAMPLE_S if interval is None else interval)
-                found = await _look(session, figures, (), GROUPS_MAX)
+                found = await _look(looks)
             _emit(found, as_json=as_json)
             if interval is None:
                 return
@@ -97,23 +119,38 @@ async def _print(session: KeptSession, figures: Figures, interval: float | None,
         await session.close()
 
 
-def _emit(found: Look, *, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {key: value for key, value in asdict(row).items() if key != "seen_s"}
-        | {"state": row.state if as_json else row.word}
-        for row in sorted(found.rows, key=lambda row: row.group)
-    ]
+async def _look(looks: Looks) -> Snapshot:
+    async with looks.session.look() as opened:
+        return await looks.look(opened)
+
+
+def _emit(found: Snapshot, *, as_json: bool) -> None:
+    rows = [_row(one, as_json=as_json) for one in found.groups.values() if one.seen_s is not None]
     right = tuple(key for key in _COLUMNS if key not in ("group", "kind", "state", "why"))
     show(rows, _COLUMNS, as_json=as_json, empty="there are no share or cooperative groups", right=right)
     sys.stdout.flush()
 
 
-async def _look(session: KeptSession, figures: Figures, first: list[str] | tuple[str, ...], most: int) -> Look:
-    opened, facts = await session.opened()
-    try:
-        return await figures.look(opened, facts, first, most)
-    finally:
-        await session.let_go()
+def _row(one: GroupFigures, *, as_json: bool) -> dict[str, Any]:
+    from flowshare.cli.top_view import word
+
+    total = one.total
+    return {
+        "group": one.name,
+        "kind": one.kind,
+        "state": one.state if as_json else word(one),
+        "backlog": total.backlog,
+        "in_flight": total.in_flight,
+        "delayed": total.delayed,
+        "oldest_s": total.oldest_age_s,
+        "arriving": total.arrival_rate,
+        "finished": total.rate,
+        "redelivered": total.redelivery_rate,
+        "members": one.members,
+        "paused": one.paused,
+        "breaker": one.breaker.state,
+        "why": one.stall,
+    }
 
 
 # --- on a terminal ---------------------------------------------------------------------------------------------------
@@ -122,10 +159,10 @@ async def _look(session: KeptSession, figures: Figures, first: list[str] | tuple
 class _Top:
     """The screen, kept up by two tasks: one looks, one draws."""
 
-    def __init__(self, session: KeptSession, figures: Figures, screen: Screen, interval: float) -> None:
-        self.session = session
+    def __init__(self, looks: Looks, screen: Screen, interval: float) -> None:
+        self.session = looks.session
         self.screen = screen
-        self.figures = figures
+        self.looks = looks
         self.changed = asyncio.Event()
         self.wanted = asyncio.Event()
         self.height = 24
@@ -171,17 +208,14 @@ class _Top:
             self.wanted.clear()
 
     async def _round(self) -> None:
-        session, facts = await self.session.opened()
-        try:
+        async with self.session.look() as session:
             while self._acts:
                 await self._carry_out(session, self._acts.pop(0))
-            found = await self.figures.look(session, facts, self.screen.shown(self.height))
-            self.screen.update(found.rows, found.names, self.clock.monotonic())
+            found = await self.looks.look(session, self.screen.shown(self.height))
+            self.screen.update(found.groups, found.now_s)
             row = self.screen.rows.get(self.screen.opened or "")
             if row is not None:
-                self.screen.detail = await self.figures.detail(session, facts, row)
-        finally:
-            await self.session.let_go()
+                self.screen.members = row.name, await _members(session, row)
 
     async def _carry_out(self, session: Any, act: Act) -> None:
         from flowshare.client.errors import ServerError
@@ -199,7 +233,27 @@ class _Top:
             self.screen.note = f"group {act.group} is paused" if act.name == "pause" else f"group {act.group} goes on"
 
 
-async def _live(session: KeptSession, figures: Figures, url: str, interval: float) -> None:
+async def _members(session: CommandSession, group: GroupFigures) -> list[dict[str, Any]]:
+    """A group's members; none where they may not be seen."""
+    from flowshare.client.errors import ServerError
+
+    admin = session.admin
+    try:
+        found: Any = await (admin.describe_group if group.kind == "share" else admin.cooperative.describe)(group.name)
+    except ServerError:
+        return []
+    return [
+        {
+            "member": one.member_id,
+            "host": one.client_host,
+            "client": one.client_id,
+            "partitions": sum(len(parts) for parts in one.assignment.values()),
+        }
+        for one in found.members
+    ]
+
+
+async def _live(session: KeptSession, workers: Workers, url: str, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -210,7 +264,7 @@ async def _live(session: KeptSession, figures: Figures, url: str, interval: floa
     broker = parse_broker(url)
     where = broker.path or ",".join(broker.hosts) or broker.kind
     console = Console()
-    shown = _Top(session, figures, Screen(where=where), interval)
+    shown = _Top(Looks(session, workers, AT_ONCE), Screen(where=where), interval)
     looking = asyncio.create_task(shown.look_on(), name="flowshare-top")
     looking.add_done_callback(lambda _: shown.end())
     try:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
 from flowshare.agents.handler.texts import age
+from flowshare.ops.figures import GroupFigures, PartitionFigures
 from flowshare.printable import printable
 
 WIDTH_MIN: Final = 20
@@ -33,47 +35,18 @@ class Line(NamedTuple):
     style: str = "row"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRow:
-    """One group; None: not known, or not yet. seen_s: when it was looked at, on a clock that does not go back."""
-
-    group: str
-    kind: str = "share"
-    state: str = ""
-    backlog: int | None = None
-    in_flight: int | None = None
-    delayed: int | None = None
-    oldest_s: float | None = None
-    arriving: float | None = None
-    finished: float | None = None
-    redelivered: float | None = None
-    members: int | None = None
-    paused: bool = False
-    breaker: str = "closed"
-    why: str | None = None
-    seen_s: float | None = None
-
-    @property
-    def word(self) -> str:
-        """Its state in one word."""
-        if self.paused:
-            return "paused"
-        return self.state.lower() if self.breaker == "closed" else "broken"
-
-
-class Detail(NamedTuple):
-    """A group's share-partitions (rows of `lag.rows`) and members (member, host, client, partitions)."""
-
-    group: str
-    partitions: Sequence[Mapping[str, Any]]
-    members: Sequence[Mapping[str, Any]]
-
-
 class Act(NamedTuple):
     """The action of a key: `quit`, `open` a group (its details are wanted), `pause` or `resume` one."""
 
     name: str
     group: str = ""
+
+
+def word(group: GroupFigures) -> str:
+    """A group's state in one word."""
+    if group.paused:
+        return "paused"
+    return group.state.lower() if group.breaker.state == "closed" else "broken"
 
 
 def short(value: float | None) -> str:
@@ -102,28 +75,28 @@ def short_age(seconds: float | None) -> str:
 class _Column(NamedTuple):
     heading: str
     width: int
-    text: Callable[[GroupRow], str]
+    text: Callable[[GroupFigures], str]
 
 
 _COLUMNS: Final = {
-    "state": _Column("STATE", 7, lambda row: row.word or "-"),
-    "backlog": _Column("BACKLOG", 7, lambda row: short(row.backlog)),
-    "in_flight": _Column("FLIGHT", 6, lambda row: short(row.in_flight)),
-    "delayed": _Column("DELAYED", 7, lambda row: short(row.delayed)),
-    "oldest": _Column("OLDEST", 6, lambda row: short_age(row.oldest_s)),
-    "arriving": _Column("IN/S", 5, lambda row: per_s(row.arriving)),
-    "finished": _Column("OUT/S", 5, lambda row: per_s(row.finished)),
-    "redelivered": _Column("AGAIN", 5, lambda row: per_s(row.redelivered)),
+    "state": _Column("STATE", 7, lambda row: word(row) or "-"),
+    "backlog": _Column("BACKLOG", 7, lambda row: short(row.total.backlog)),
+    "in_flight": _Column("FLIGHT", 6, lambda row: short(row.total.in_flight)),
+    "delayed": _Column("DELAYED", 7, lambda row: short(row.total.delayed)),
+    "oldest": _Column("OLDEST", 6, lambda row: short_age(row.total.oldest_age_s)),
+    "arriving": _Column("IN/S", 5, lambda row: per_s(row.total.arrival_rate)),
+    "finished": _Column("OUT/S", 5, lambda row: per_s(row.total.rate)),
+    "redelivered": _Column("AGAIN", 5, lambda row: per_s(row.total.redelivery_rate)),
 }
 SPARE: Final = ("redelivered", "delayed", "arriving", "state", "in_flight", "oldest", "finished", "backlog")
 """Columns that a terminal of less than 80 does without, the first to go first."""
 
-SORTS: Final[Mapping[str, Callable[[GroupRow], tuple[Any, ...]]]] = {
-    "trouble": lambda row: (row.why is None, -(row.oldest_s or 0.0), -(row.backlog or 0)),
-    "backlog": lambda row: (-(row.backlog or 0),),
-    "oldest": lambda row: (-(row.oldest_s or 0.0),),
-    "out/s": lambda row: (-(row.finished or 0.0),),
-    "again/s": lambda row: (-(row.redelivered or 0.0),),
+SORTS: Final[Mapping[str, Callable[[GroupFigures], tuple[Any, ...]]]] = {
+    "trouble": lambda row: (row.stall is None, -(row.total.oldest_age_s or 0.0), -(row.total.backlog or 0)),
+    "backlog": lambda row: (-(row.total.backlog or 0),),
+    "oldest": lambda row: (-(row.total.oldest_age_s or 0.0),),
+    "out/s": lambda row: (-(row.total.rate or 0.0),),
+    "again/s": lambda row: (-(row.total.redelivery_rate or 0.0),),
     "name": lambda _: (),
 }
 """The sort orders of groups; equal groups are sorted by name."""
@@ -135,17 +108,17 @@ HELP_DETAIL: Final = "q quit  j/k scroll  enter/esc back  p pause/resume"
 class Screen:
     """The state of the screen, and the effect of keys on it.
 
-    counted: the number of existing groups, more than `rows` when there are too many. trouble: the reason why nothing is
-    known any more.
+    counted: the number of existing groups, more than `rows` when there are too many. members: of a group, by its name,
+    with member, host, client, partitions. trouble: the reason why nothing is known any more.
     """
 
     where: str = ""
-    rows: dict[str, GroupRow] = field(default_factory=dict[str, GroupRow])
+    rows: dict[str, GroupFigures] = field(default_factory=dict[str, GroupFigures])
     counted: int = 0
     sort: str = "trouble"
     chosen: str | None = None
     opened: str | None = None
-    detail: Detail | None = None
+    members: tuple[str, Sequence[Mapping[str, Any]]] | None = None
     asking: Act | None = None
     note: str = ""
     trouble: str = ""
@@ -170,7 +143,7 @@ class Screen:
         elif key == "p":
             self._ask_to_pause()
         elif key in ("enter", "esc", "backspace", "left") and self.opened is not None:
-            self.opened, self.detail, self._first = None, None, 0
+            self.opened, self.members, self._first = None, None, 0
         elif key in ("enter", "right") and self.chosen in self.rows:
             self.opened, self._first = self.chosen, 0
             return Act("open", self.opened or "")
@@ -181,9 +154,9 @@ class Screen:
         if row is None:
             return
         if row.kind != "share":
-            self.note = f"{row.group} is a cooperative group, which cannot be paused from outside"
+            self.note = f"{row.name} is a cooperative group, which cannot be paused from outside"
             return
-        self.asking = Act("resume" if row.paused else "pause", row.group)
+        self.asking = Act("resume" if row.paused else "pause", row.name)
 
     def _move(self, by: int) -> None:
         if self.opened is not None:
@@ -191,34 +164,32 @@ class Screen:
             return
         order = self.order()
         if order:
-            names = [row.group for row in order]
+            names = [row.name for row in order]
             at = names.index(self.chosen) if self.chosen in self.rows else -1
             self.chosen = names[min(max(0, at + by), len(names) - 1)]
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
-    def update(self, rows: Sequence[GroupRow], names: Sequence[str], now_s: float) -> None:
-        """Take in the result of a look: `rows` of some groups, and the names of all."""
-        self.counted, self.trouble, self.looked_s = len(names), "", now_s
-        kept = dict.fromkeys(names[:GROUPS_MAX])
-        self.rows = {name: self.rows.get(name, GroupRow(group=name)) for name in kept}
-        self.rows |= {row.group: row for row in rows if row.group in kept}
+    def update(self, groups: Mapping[str, GroupFigures], now_s: float) -> None:
+        """Take in the groups of a look."""
+        self.counted, self.trouble, self.looked_s = len(groups), "", now_s
+        self.rows = dict(islice(groups.items(), GROUPS_MAX))
         if self.chosen not in self.rows:
             self.chosen = None
         if self.opened not in self.rows:
-            self.opened = self.detail = None
+            self.opened = self.members = None
 
-    def order(self) -> list[GroupRow]:
+    def order(self) -> list[GroupFigures]:
         """The groups as they are sorted."""
         key = SORTS[self.sort]
-        return sorted(self.rows.values(), key=lambda row: (*key(row), row.group))
+        return sorted(self.rows.values(), key=lambda row: (*key(row), row.name))
 
     def shown(self, height: int) -> list[str]:
         """Groups whose figures are to be seen next, about: those on the screen."""
         if self.opened is not None:
             return [self.opened]
         first = self._first
-        return [row.group for row in self.order()[first : first + max(1, height)]]
+        return [row.name for row in self.order()[first : first + max(1, height)]]
 
     # --- lines ------------------------------------------------------------------------------------------------------
 
@@ -234,8 +205,8 @@ class Screen:
 
     def _head(self, now_s: float) -> list[Line]:
         rows = self.rows.values()
-        stalled = sum(row.why is not None for row in rows)
-        backlog = sum(row.backlog or 0 for row in rows)
+        stalled = sum(row.stall is not None for row in rows)
+        backlog = sum(row.total.backlog or 0 for row in rows)
         more = f" ({self.counted - len(self.rows)} more are not shown)" if self.counted > len(self.rows) else ""
         text = f"flowshare top: {self.counted} groups{more}, {stalled} with trouble, backlog {backlog}, by {self.sort}"
         lines = [Line(f"{text}  {self.where}", "head")]
@@ -258,8 +229,8 @@ class Screen:
         headings = " ".join(column.heading.rjust(column.width) for column in columns)
         lines = [Line(f"{'GROUP'.ljust(name_width)} {headings}", "head")]
         order = self.order()
-        at = next((at for at, row in enumerate(order) if row.group == self.chosen), 0)
-        self._first = _first_that_shows(self._first, at, [1 + (row.why is not None) for row in order], room - 1)
+        at = next((at for at, row in enumerate(order) if row.name == self.chosen), 0)
+        self._first = _first_that_shows(self._first, at, [1 + (row.stall is not None) for row in order], room - 1)
         for row in order[self._first :]:
             block = self._group(row, columns, name_width, now_s)
             if len(lines) + len(block) > room:
@@ -270,27 +241,27 @@ class Screen:
             lines.append(Line(empty, "dim"))
         return lines
 
-    def _group(self, row: GroupRow, columns: Sequence[_Column], name_width: int, now_s: float) -> list[Line]:
-        chosen = row.group == self.chosen
+    def _group(self, row: GroupFigures, columns: Sequence[_Column], name_width: int, now_s: float) -> list[Line]:
+        chosen = row.name == self.chosen
         old = row.seen_s is None or now_s - row.seen_s > OLD_S
-        name = f"{'>' if chosen else ' '}{printable(row.group)}"
+        name = f"{'>' if chosen else ' '}{printable(row.name)}"
         cells = " ".join(column.text(row).rjust(column.width) for column in columns)
         lines = [
             Line(f"{_fill(name, name_width)} {cells}", "selected" if chosen else "dim" if old else "row"),
         ]
-        if row.why is not None:
+        if row.stall is not None:
             when = f" ({age(now_s - row.seen_s)} ago)" if old and row.seen_s is not None else ""
-            lines.append(Line(f"   {row.why}{when}", "why"))
+            lines.append(Line(f"   {row.stall}{when}", "why"))
         return lines
 
     def _opened(self, room: int) -> list[Line]:
-        row = self.rows.get(self.opened or "", GroupRow(group=self.opened or ""))
-        lines = [Line(f"group {row.group}: {row.word or '-'}, backlog {short(row.backlog)}", "head")]
-        if row.why is not None:
-            lines.append(Line(f"   {row.why}", "why"))
-        if self.detail is None or self.detail.group != self.opened:
+        row = self.rows.get(self.opened or "", GroupFigures(name=self.opened or ""))
+        lines = [Line(f"group {row.name}: {word(row) or '-'}, backlog {short(row.total.backlog)}", "head")]
+        if row.stall is not None:
+            lines.append(Line(f"   {row.stall}", "why"))
+        if self.members is None or self.members[0] != self.opened:
             return [*lines, Line("asking …", "dim")]
-        rest = [*_partition_lines(self.detail.partitions), *_member_lines(self.detail.members)]
+        rest = [*_partition_lines(row.partitions), *_member_lines(self.members[1])]
         space = room - len(lines)
         self._first = max(0, min(self._first, len(rest) - space))
         return [*lines, *rest[self._first : self._first + space]]
@@ -318,18 +289,17 @@ def _first_that_shows(first: int, at: int, heights: Sequence[int], room: int) ->
     return max(min(first, at), least)
 
 
-def _partition_lines(partitions: Sequence[Mapping[str, Any]]) -> list[Line]:
+def _partition_lines(partitions: Sequence[PartitionFigures]) -> list[Line]:
     heading = f"{'PARTITION'.ljust(30)} {'START':>10} {'BACKLOG':>7} {'FLIGHT':>6} {'DELAYED':>7} {'BLOCKED':>7} OLDEST"
     lines = [Line(heading, "head")]
     for one in partitions:
-        name = _fill(printable(f"{one['topic']}-{one['partition']}"), 30)
+        name = _fill(printable(f"{one.topic}-{one.partition}"), 30)
         counts = " ".join(
-            short(one.get(key)).rjust(size)
-            for key, size in (("backlog", 7), ("in_flight", 6), ("delayed", 7), ("blocked", 7))
+            short(count).rjust(size)
+            for count, size in ((one.backlog, 7), (one.in_flight, 6), (one.delayed, 7), (one.blocked, 7))
         )
-        start = one.get("start_offset")
-        told = "-" if start is None or start < 0 else str(start)
-        lines.append(Line(f"{name} {told:>10} {counts} {short_age(one.get('oldest_age_s')):>6}"))
+        start = "-" if one.start_offset is None else str(one.start_offset)
+        lines.append(Line(f"{name} {start:>10} {counts} {short_age(one.oldest_age_s):>6}"))
     return lines if partitions else [*lines, Line("no position yet", "dim")]
 
 

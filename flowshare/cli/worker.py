@@ -239,8 +239,8 @@ def scale(
     """
     logs.set_up(log_level, log_format, for_app=True)
     from flowshare.agents.app.loading import load_app
-    from flowshare.agents.scale.scaling import Autoscaler, ScalePolicy
     from flowshare.agents.worker.supervisor import worker_command
+    from flowshare.ops.scaling import Autoscaler, ScalePolicy
 
     if fewest > most:
         raise click.UsageError(f"--min {fewest} is more than --max {most}")

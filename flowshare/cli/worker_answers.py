@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowshare.agents.handler.texts import TRACE_MAX, clip
-from flowshare.agents.scale import in_hand
+from flowshare.ops.in_hand import AgentReport
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -48,10 +48,14 @@ def handlers(body: bytes) -> list[Row]:
     return found if len(found) <= ROWS_MAX else heapq.nlargest(ROWS_MAX, found, key=lambda row: row["age_s"])
 
 
-def agents(body: bytes) -> list[Row]:
-    """`/agents`: what agents hold and what their handlers raised last."""
+def agents(body: bytes) -> list[AgentReport]:
+    """`/agents`: records that agents hold, and their last exceptions; none where names were kept from us."""
     rows = [_typed(row, "/agents", _AGENT) for row in islice(_rows(body, "/agents"), NEEDS_MAX)]
-    return in_hand.read_rows(rows)
+    return [
+        AgentReport(**{name: value for name, value in row.items() if value is not None})
+        for row in rows
+        if row.get("group") is not None
+    ]
 
 
 def needs(body: bytes) -> list[Row]:

@@ -64,6 +64,16 @@ class Told:
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+def needed_workers(told: Told) -> dict[tuple[str, str], float]:
+    """Return the workers that each group and topic needs, where known, from the answers of `Workers.topics`."""
+    found: dict[tuple[str, str], float] = {}
+    for rows in told.rows.values():
+        for row in rows:
+            if None not in (row.get("group"), row.get("topic"), row.get("needed_workers")):
+                found.setdefault((row["group"], row["topic"]), row["needed_workers"])
+    return found
+
+
 class Workers:
     """Asks them. url: of the log. addresses: of workers that it does not know."""
 
@@ -109,7 +119,7 @@ class Workers:
 
     async def in_hand(self) -> Told:
         """Ask each worker which records its agents hold and which errors their handlers raised last; one list a worker
-        (`scale.in_hand`)."""
+        (`ops.in_hand`)."""
         return await self._all("/agents", worker_answers.agents)
 
     async def topics(self) -> Told:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.texts import clip
-from flowshare.agents.scale import in_hand
 from flowshare.console.store import AGENTS, AgentFigures
+from flowshare.ops import in_hand
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.scale.in_hand import InHand
     from flowshare.cli.worker_pages import Workers
     from flowshare.clock import Clock
     from flowshare.console.store import Store
+    from flowshare.ops.in_hand import InHand
 
 logger = logging.getLogger("flowshare.console")
 

@@ -38,7 +38,7 @@ from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.net.security import PASSWORD_VARIABLE
 from flowshare.console import logins
 from flowshare.console.actions import ACTIONS
-from flowshare.console.collector import AWAY_S, Look
+from flowshare.console.collector import AWAY_S
 from flowshare.console.forms import Action, BadForm, Means, to_type
 from flowshare.console.logins import BadLogins, Login, LoginFile, Role
 from flowshare.console.markup import Markup
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     import ssl
 
     from flowshare.ops.deed import Given
+    from flowshare.ops.watcher import Snapshot
 
 logger = logging.getLogger("flowshare.console")
 
@@ -480,7 +481,7 @@ PROBLEMS: Final = (FlowshareError, Failure, click.ClickException, OSError, Value
 _NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-def _late(look: Look, seen_s: float) -> str | None:
+def _late(look: Snapshot, seen_s: float) -> str | None:
     """Return the warning if the next look takes much longer than the last one did, else None."""
     if not look.at_ms or seen_s < max(LATE_S, AWAY_S + 3 * look.took_s):
         return None

@@ -20,7 +20,6 @@ from flowshare.clock import LoopClock
 from flowshare.ops import Failure, Reporter
 
 if TYPE_CHECKING:
-    from flowshare.agents.scale.retention import Facts
     from flowshare.backend.base import Backend, GroupNeeds
     from flowshare.backend.fleet import WorkersBackend
     from flowshare.backend.url import BrokerUrl
@@ -152,30 +151,31 @@ class KeptSession:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._open: tuple[AsyncExitStack, CommandSession, Facts] | None = None
+        self._open: tuple[AsyncExitStack, CommandSession] | None = None
         self.moving = False
         """True if the last look found that somebody may work on the group, so that a rate can be measured."""
         self.clock: Clock = LoopClock()
 
-    async def opened(self) -> tuple[CommandSession, Facts]:
-        """Return the open session and its facts; open them first if needed.
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[CommandSession]:
+        """Yield the session for one look; open it first if needed.
 
         Raises: Failure, LogError, BackendError, ClientError, OSError.
         """
-        from flowshare.agents.scale.retention import Facts
-
         if self._open is None:
             stack = AsyncExitStack()
-            session = await stack.enter_async_context(open_session(self._url, groups=True))
-            self._open = stack, session, Facts(session.admin)
-        return self._open[1:]
+            self._open = stack, await stack.enter_async_context(open_session(self._url, groups=True))
+        try:
+            yield self._open[1]
+        finally:
+            await self._let_go()
 
     @property
     def leads(self) -> bool:
         """True if this process leads in place of workers, because none runs."""
         return self._open is not None and self._open[1].leads
 
-    async def let_go(self) -> None:
+    async def _let_go(self) -> None:
         """A look is over: keep nothing that a worker may want."""
         self.moving = not self.leads
         if self.leads:

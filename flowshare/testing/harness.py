@@ -36,6 +36,8 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.agents.kmq.agent import KmqAgent
 from flowshare.backend.memory import MemoryBackend
 from flowshare.core_errors import FlowshareError
+from flowshare.ops.figures import PartitionFigures
+from flowshare.ops.reading import groups_of, partitions
 from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
@@ -384,7 +386,12 @@ class Bus:
             if not await runtime.finished():
                 return False
         groups = {runtime.agent.group for runtime in running}
-        return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
+        return not any(one.backlog != 0 for one in await self._positions() if one.group in groups)
+
+    async def _positions(self) -> list[PartitionFigures]:
+        """Return the figures of each partition of the agents' groups."""
+        groups = groups_of(runtime.agent for runtime in self.host.runtimes.values())
+        return await partitions(self.host.admin, groups, self.clock.now_ms())
 
     async def _jump(self, real_until_s: float) -> None:
         due_s = self.clock.next_due_s()
@@ -406,7 +413,7 @@ class Bus:
         return not moving.cancelled()
 
     async def _why_not_idle(self, limit: str) -> str:
-        rows = [row for row in await self.host.lag() if row["backlog"]]
+        rows = [one.row() for one in await self._positions() if one.backlog != 0]
         return (
             f"not idle after {limit}: unfinished {rows}; "
             f"in the handlers now {self.host.in_flight(stacks=True)}; problems {list(self.host.ready())}"

@@ -25,7 +25,7 @@ from flowshare.share.breaker import BreakerState
 
 if TYPE_CHECKING:
     from flowshare.agents.host.host import Host
-    from flowshare.agents.scale.load import LoadWatch
+    from flowshare.ops.load import LoadWatch
 
 _ACKNOWLEDGEMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "accept": ("accepted",),
@@ -174,7 +174,7 @@ class Metrics(Page):
 
     def _share_partitions(self) -> Iterable[Metric]:
         labels = ("group", "topic", "partition")
-        rows = [((row["group"], row["topic"], str(row["partition"])), row) for row in self._load.rows]
+        rows = [((one.group, one.topic, str(one.partition)), one._asdict()) for one in self._load.seen.partitions]
         yield from families(GaugeMetricFamily, _LAG, labels, rows)
         yield from families(CounterMetricFamily, _REDELIVERIES, labels, rows)
         sharing = [one for one in rows if one[1]["held_keys"] is not None]
@@ -185,7 +185,7 @@ class Metrics(Page):
     def _groups(self) -> Iterable[Metric]:
         topics = [((row["agent"], row["group"], row["topic"]), row) for row in self._load.topics()]
         yield from families(GaugeMetricFamily, _RATES, ("agent", "group", "topic"), topics)
-        members = [((group,), {"members": count}) for group, count in self._load.members.items()]
+        members = [((one.name,), {"members": one.members}) for one in self._load.seen.groups.values()]
         yield from families(GaugeMetricFamily, _MEMBERS, ("group",), members)
 
     def _process(self) -> Iterable[Metric]:

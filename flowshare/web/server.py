@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import orjson
 
 from flowshare.agents.pages.gate import Need, PageAdmission, PageSettings, numbers
-from flowshare.agents.scale.load import LoadWatch
-from flowshare.agents.scale.scaling import TARGET_AGE_S, read_seconds
+from flowshare.ops.load import LoadWatch
+from flowshare.ops.reading import every_group, groups_of, partitions
+from flowshare.ops.scaling import TARGET_AGE_S, read_seconds
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -202,10 +203,10 @@ class WebServer(Pages):
         """Return the records that handlers work on; blocked: number of records of their key that waited at the last
         look."""
         rows = self._host.in_flight(stacks=stacks)
-        stuck = {
-            (row["topic"], key["partition"], key["offset"]): key["blocked"]
-            for row in self._watched.rows
-            for key in row.get("stuck", ())
+        stuck: dict[tuple[Any, ...], int] = {
+            (one.topic, key.partition, key.offset): key.blocked
+            for one in self._watched.seen.partitions
+            for key in one.stuck
         }
         for row in rows:
             where = row.get("topic"), row.get("partition"), row.get("offset")
@@ -220,7 +221,17 @@ class WebServer(Pages):
             return rows_answer(request, self._watched.topics(_target_age(request)))
         every = "all" in request.query
         key = "lag of all" if every else "lag"
-        return await kept_answer(request, self._kept, key, lambda: self._host.lag(all_groups=every))
+        return await kept_answer(request, self._kept, key, lambda: self._positions(every=every))
+
+    async def _positions(self, *, every: bool) -> list[dict[str, Any]]:
+        """Return the figures of each partition of the agents' groups, or of all groups that the backend knows."""
+        host = self._host
+        if every:
+            known = await every_group(host.admin, host.backend.capabilities)
+            groups = {name: kind for name, (kind, _) in known.items()}
+        else:
+            groups = groups_of(runtime.agent for runtime in list(host.runtimes.values()))
+        return [one.row() for one in await partitions(host.admin, groups, host.clock.now_ms())]
 
     async def _scale(self, request: web.Request) -> web.Response:
         return rows_answer(request, self._watched.report(_target_age(request)))

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import flowshare as fs
+from flowshare.agents.host.host import Host
+from flowshare.ops.figures import PartitionFigures
+from flowshare.ops.reading import groups_of, partitions
 from flowshare.testing import AgentReport, Bus, DeadLetter, SentRecord
 
 
@@ -72,3 +75,9 @@ def run_app(
             )
 
     return fs.testing.run(main())
+
+
+async def positions(host: Host) -> list[PartitionFigures]:
+    """The figures of each partition of the host's groups; on its service loop."""
+    groups = groups_of(runtime.agent for runtime in host.runtimes.values())
+    return await partitions(host.admin, groups, host.clock.now_ms())

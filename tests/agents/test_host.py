@@ -11,6 +11,7 @@ from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.log.base import StorageHeld
+from tests.agents.agents_kit import positions
 from tests.waiting import LIMIT_S, until
 
 
@@ -56,7 +57,7 @@ def test_handlers_run_on_the_calling_loop_and_the_rest_on_the_service_loop():
         assert host.ready() == ()
         assert host.address == Part.address
         assert await host.drain(5)
-        rows = await host.service.call(host.lag)
+        rows = await host.service.call(lambda: positions(host))
         await host.stop()
         return order, thread, rows, host
 
@@ -65,7 +66,7 @@ def test_handlers_run_on_the_calling_loop_and_the_rest_on_the_service_loop():
     assert order == {"id": 1}
     assert thread is threading.main_thread()
     assert [name for _, name in seen] == ["flowshare-service"] * 2
-    assert [(row["group"], row["backlog"], row["finished"]) for row in rows] == [("shop.bill", 0, 1)]
+    assert [(row.group, row.backlog, row.finished) for row in rows] == [("shop.bill", 0, 1)]
     assert host.state == "stopped"
     assert "flowshare-service" not in [one.name for one in threading.enumerate()]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flowshare as fs
+from tests.agents.agents_kit import positions
 
 RECORDS = 1500
 LIMIT_S = 60
@@ -63,8 +64,8 @@ async def run_until_done(app: fs.App) -> dict[str, tuple[float, float]]:
         await asyncio.gather(*(app.topic("numbers", value_type=int).send(value=n) for n in range(RECORDS)))
         async with asyncio.timeout(LIMIT_S):
             while True:
-                rows = await app.host.service.call(app.host.lag)
-                if len(rows) == 3 and not any(row["backlog"] for row in rows):
+                rows = await app.host.service.call(lambda: positions(app.host))
+                if [row.backlog for row in rows] == [0, 0, 0]:
                     break
                 await asyncio.sleep(0)
         stats = {name: runtime.stats() for name, runtime in app.host.runtimes.items()}

@@ -133,7 +133,7 @@ def test_the_classes_that_faust_makes_tables_and_workers_of_can_be_replaced():
 def test_hosting_feeding_and_handlers_load_no_faust():
     script = """
         import sys
-        import flowshare.agents.host.host, flowshare.agents.host.sending, flowshare.agents.scale.load
+        import flowshare.agents.host.host, flowshare.agents.host.sending, flowshare.ops.load
         print(*{"faust", "mode", "venusian"}.intersection(sys.modules))
     """
     done = subprocess.run(

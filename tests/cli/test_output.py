@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flowshare.agents.handler.texts import age
-from flowshare.cli.lag import SPARE, View, known, spoken
+from flowshare.cli.lag import SPARE, View, spoken
 from flowshare.cli.output import cell, explain, fitting, rich_table, show
 from flowshare.core_errors import InvalidConfig
 from flowshare.ops import Failure
@@ -67,17 +67,16 @@ def test_own_errors_speak_for_themselves_and_others_name_debug():
     assert explain(KeyError("a\nb")) == "KeyError: 'a\\nb' (--debug shows where)"
 
 
-def test_positions_that_are_not_known_are_words_for_people_and_null_for_programs():
-    row = {"group": "g", "start_offset": -1, "backlog": -1, "in_flight": None}
+def test_positions_that_are_not_known_are_words_for_people():
+    row = {"group": "g", "start_offset": None, "backlog": None, "in_flight": None}
 
-    assert known(row) == {"group": "g", "start_offset": None, "backlog": None, "in_flight": None}
-    assert spoken(known(row)) == {
+    assert spoken(row) == {
         "group": "g",
         "start_offset": "not known yet",
         "backlog": "not known yet",
         "in_flight": None,
     }
-    assert spoken(known({"backlog": 0, "start_offset": 5})) == {"backlog": 0, "start_offset": 5}
+    assert spoken({"backlog": 0, "start_offset": 5}) == {"backlog": 0, "start_offset": 5}
 
 
 def shown_in(width, rows, columns, spare, right=()):

@@ -10,18 +10,18 @@ import pty
 import struct
 import sys
 import termios
+from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.scale.in_hand import read_rows
-from flowshare.agents.scale.retention import Facts
-from flowshare.agents.scale.stall_reason import Holder
-from flowshare.cli import top_figures, worker_pages
-from flowshare.cli.top import STYLES, _drawn, _Top
-from flowshare.cli.top_figures import AT_ONCE, Figures
+from flowshare.cli import worker_pages
+from flowshare.cli.top import STYLES, Looks, _drawn, _Top
 from flowshare.cli.top_view import Line, Screen
 from flowshare.client.errors import NotConnected
 from flowshare.clock import LoopClock
+from flowshare.ops import stall_reason
+from flowshare.ops.figures import Holder
+from flowshare.ops.in_hand import AgentReport
 from tests.cli.test_commands import Shell, member_of
 
 
@@ -70,15 +70,13 @@ def test_workers_are_asked_what_they_hold_while_a_group_stands_still(shell, monk
 
     monkeypatch.setattr(worker_pages, "Workers", lambda *_: Told())
     facts = []
-    monkeypatch.setattr(top_figures, "stall_reason", lambda one: facts.append(one) or "it stands")
+    monkeypatch.setattr(stall_reason, "stall_reason", lambda one: facts.append(one) or "it stands")
     assert shell.json("top")[0]["why"] == "it stands"
     assert asked == [1, 1, "closed"], "once a look"
     assert (facts[-1].holders, facts[-1].error) == ((holder,), "ValueError: no stock")
 
 
-IN_HAND = read_rows(
-    [{"group": "g1", "held": 3, "oldest_s": 40.0, "exception": "ValueError", "message": "no stock", "raised_s": 2.0}]
-)
+IN_HAND = [AgentReport("g1", held=3, oldest_s=40.0, exception="ValueError", message="no stock", raised_s=2.0)]
 
 
 class FakeSession:
@@ -92,23 +90,23 @@ class FakeSession:
         self.opened_times = 0
         self._open = None
 
-    async def opened(self):
+    @contextlib.asynccontextmanager
+    async def look(self):
         from flowshare.ops.session import open_session
 
         if self.gone:
             raise NotConnected("127.0.0.1:9092: connection refused")
         if self._open is None:
             self.opened_times += 1
-            session = await self._stack.enter_async_context(open_session("memory://", groups=True))
-            self._open = session, Facts(session.admin)
-        return self._open
-
-    async def let_go(self):
-        pass
+            self._open = await self._stack.enter_async_context(open_session("memory://", groups=True))
+        yield self._open
 
     async def close(self):
         self._open = None
         await self._stack.aclose()
+
+
+NOBODY = SimpleNamespace(known=False)
 
 
 def lives(shell, story):
@@ -116,7 +114,7 @@ def lives(shell, story):
 
     async def main():
         session = FakeSession(shell)
-        top = _Top(session, Figures(), Screen(), 0.01)
+        top = _Top(Looks(session, NOBODY, 100), Screen(), 0.01)
         looking = asyncio.create_task(top.look_on())
         try:
             async with asyncio.timeout(20):
@@ -145,7 +143,7 @@ def test_p_pauses_the_chosen_group_after_a_question(shell):
             top.press(key)
         await shown(top, lambda screen: screen.rows["g1"].paused)
         assert top.screen.note == "group g1 is paused"
-        assert "it is paused" in top.screen.rows["g1"].why
+        assert "it is paused" in top.screen.rows["g1"].stall
         for key in ("p", "y"):
             top.press(key)
         await shown(top, lambda screen: not screen.rows["g1"].paused)
@@ -161,7 +159,7 @@ def test_enter_shows_the_groups_partitions(shell):
         await shown(top, lambda screen: screen.rows)
         top.press("j")
         top.press("enter")
-        await shown(top, lambda screen: screen.detail)
+        await shown(top, lambda screen: screen.members)
         lines = [line.text.split() for line in top.screen.lines(80, 24, 0.0)]
         assert ["orders-0", "0", "3", "0", "0", "0"] in [line[:6] for line in lines]
         top.press("q")
@@ -179,46 +177,12 @@ def test_a_broker_that_goes_and_comes_back_is_told_and_looked_at_again(shell):
         await session.close()
         await shown(top, lambda screen: screen.trouble)
         assert "connection refused" in top.screen.trouble
-        assert top.screen.rows["g1"].backlog == 3
+        assert top.screen.rows["g1"].total.backlog == 3
         session.gone = False
         await shown(top, lambda screen: not screen.trouble)
         assert session.opened_times == 2
 
     lives(shell, story)
-
-
-def test_one_look_asks_for_a_bounded_number_of_groups_and_for_those_on_the_screen_first(shell, monkeypatch):
-    names = [f"g{n:04}" for n in range(1_000)]
-
-    async def kinds(_):
-        return dict.fromkeys(names, ("share", "Empty"))
-
-    asked = []
-
-    async def rows(_admin, groups, *_):
-        asked.append(groups.share[0])
-        return []
-
-    monkeypatch.setattr("flowshare.cli.top_figures._kinds", kinds)
-    monkeypatch.setattr("flowshare.agents.scale.lag.rows", rows)
-
-    async def story(top, session):
-        opened, facts = await session.opened()
-        figures = Figures()
-        for _ in range(11):
-            asked.clear()
-            found = await figures.look(opened, facts, ["g0999", "gone"])
-            assert (len(found.names), len(asked), asked[0]) == (1_000, AT_ONCE, "g0999")
-        assert len(figures._seen_s) == 1_000, "all had their turn"
-
-    async def main():
-        session = FakeSession(shell)
-        try:
-            await story(None, session)
-        finally:
-            await session.close()
-
-    asyncio.run(main())
 
 
 def test_lines_are_drawn_in_styles_and_never_as_markup():

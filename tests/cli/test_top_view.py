@@ -8,19 +8,21 @@ import pytest
 from rich.cells import cell_len
 
 from flowshare.cli.keys import keys_of
-from flowshare.cli.top_view import GROUPS_MAX, SORTS, Act, Detail, GroupRow, Screen, per_s, short, short_age
+from flowshare.cli.top_view import GROUPS_MAX, SORTS, Act, Screen, per_s, short, short_age
+from flowshare.ops.figures import GroupFigures, PartitionFigures, TopicFigures
 
 NOW = 1_000.0
+PAUSED = {"share.paused": "true"}
 
 
-def row(group, **more):
-    known = {"state": "Stable", "backlog": 120, "in_flight": 16, "delayed": 0, "oldest_s": 4.2, "seen_s": NOW}
-    return GroupRow(group=group, **{**known, "arriving": 12.0, "finished": 11.4, "redelivered": 0.0, **more})
+def row(group, *, backlog=120, oldest_s=4.2, rate=11.4, **more):
+    total = TopicFigures(group, "t", 1, backlog, 16, oldest_age_s=oldest_s, arrival_rate=12.0, rate=rate)
+    return GroupFigures(**{"name": group, "state": "Stable", "seen_s": NOW, "topics": (total,), **more})
 
 
 def screen(*rows, **more):
     made = Screen(where="/tmp/shop", **more)
-    made.update(rows, [one.group for one in rows], NOW)
+    made.update({one.name: one for one in rows}, NOW)
     return made
 
 
@@ -28,7 +30,9 @@ def texts(made, width=80, height=24, now_s=NOW):
     return [line.text for line in made.lines(width, height, now_s)]
 
 
-STALLED = row("shop.ship", backlog=9_000, oldest_s=600.0, why="all 9000 unfinished records wait for the end of a delay")
+STALLED = row(
+    "shop.ship", backlog=9_000, oldest_s=600.0, stall="all 9000 unfinished records wait for the end of a delay"
+)
 
 
 def test_80_columns_hold_everything_and_a_reason_has_a_line_of_its_own():
@@ -49,7 +53,7 @@ def test_80_columns_hold_everything_and_a_reason_has_a_line_of_its_own():
 @pytest.mark.parametrize("width", [1, 20, 39, 40, 60, 79, 80, 81, 120, 400])
 @pytest.mark.parametrize("height", [1, 4, 10, 50])
 def test_it_fits_any_terminal(width, height):
-    made = screen(*(row(f"group-{n}", why="x" * 500 if n % 3 else None) for n in range(60)), STALLED)
+    made = screen(*(row(f"group-{n}", stall="x" * 500 if n % 3 else None) for n in range(60)), STALLED)
     made.chosen = "group-7"
     for opened in (None, "group-7"):
         made.opened = opened
@@ -68,7 +72,7 @@ def test_a_narrow_terminal_does_without_what_matters_least():
 
 def test_names_are_cut_and_obey_nobody():
     evil = "x\x1b[2Jy\u202e" + "é世界" * 30
-    lines = texts(screen(row(evil, why="bad\x1b]0;title\x07\nmore")))
+    lines = texts(screen(row(evil, stall="bad\x1b]0;title\x07\nmore")))
 
     assert not any("\x1b" in line or "\u202e" in line or "\n" in line for line in lines)
     assert all(cell_len(line) <= 80 for line in lines)
@@ -86,8 +90,8 @@ def test_numbers_stay_narrow():
 
 
 def test_what_stands_still_comes_first_and_s_sorts_otherwise():
-    made = screen(row("a", backlog=5), row("b", backlog=900, finished=1.0), STALLED)
-    assert [one.group for one in made.order()] == ["shop.ship", "b", "a"]
+    made = screen(row("a", backlog=5), row("b", backlog=900, rate=1.0), STALLED)
+    assert [one.name for one in made.order()] == ["shop.ship", "b", "a"]
 
     seen = set()
     for _ in SORTS:
@@ -95,9 +99,9 @@ def test_what_stands_still_comes_first_and_s_sorts_otherwise():
         made.press("s")
     assert seen == set(SORTS)
     made.sort = "backlog"
-    assert [one.group for one in made.order()] == ["shop.ship", "b", "a"]
+    assert [one.name for one in made.order()] == ["shop.ship", "b", "a"]
     made.sort = "name"
-    assert [one.group for one in made.order()] == ["a", "b", "shop.ship"]
+    assert [one.name for one in made.order()] == ["a", "b", "shop.ship"]
 
 
 def test_the_chosen_group_stays_chosen_and_is_always_seen():
@@ -111,12 +115,12 @@ def test_the_chosen_group_stays_chosen_and_is_always_seen():
     assert made.chosen == "g118"
     made.press("end")
     assert made.chosen == "g299"
-    made.update([], ["g001"], NOW)
+    made.update({"g001": row("g001")}, NOW)
     assert made.chosen is None
 
 
 def test_pausing_asks_first():
-    made = screen(row("a"), row("b", paused=True), row("c", kind="cooperative"), sort="name")
+    made = screen(row("a"), row("b", settings=PAUSED), row("c", kind="cooperative"), sort="name")
     assert made.press("p") is None
     made.press("j")
     assert made.press("p") is None
@@ -141,9 +145,10 @@ def test_enter_opens_a_group_and_goes_back():
     made.press("j")
     assert made.press("enter") == Act("open", "a")
     assert "asking …" in texts(made)
-    part = {"topic": "orders", "partition": 3, "start_offset": 41, "backlog": 7, "in_flight": 2, "delayed": 1}
+    part = PartitionFigures("a", "orders", 3, start_offset=41, backlog=7, in_flight=2, delayed=1)
     member = {"member": "m1", "host": "10.0.0.7", "client": "shop", "partitions": 4}
-    made.detail = Detail("a", [part] * 40, [member])
+    made.rows["a"] = row("a", partitions=[part] * 40)
+    made.members = "a", [member]
 
     first = texts(made)
     assert any(line.split() == ["orders-3", "41", "7", "2", "1", "-", "-"] for line in first)
@@ -162,14 +167,14 @@ def test_a_broker_that_is_gone_leaves_the_last_figures_with_their_age():
 
     assert lines[1].text == "the broker is not reached: connection refused; what is below is 42.0 s old"
     assert (lines[3].text.split()[0], lines[3].style) == ("a", "dim")
-    made.update([row("a", seen_s=NOW + 50)], ["a"], NOW + 50)
+    made.update({"a": row("a", seen_s=NOW + 50)}, NOW + 50)
     assert made.lines(80, 10, NOW + 50)[2].style == "row"
 
 
 def test_thousands_of_groups_are_counted_and_bounded():
     names = [f"g{n:05}" for n in range(12_000)]
     made = Screen()
-    made.update([row(name) for name in names[:50]], names, NOW)
+    made.update({name: row(name) if name < "g00050" else GroupFigures(name=name) for name in names}, NOW)
 
     assert len(made.rows) == GROUPS_MAX
     assert "12000 groups (2000 more are not shown)" in texts(made, width=200)[0]
@@ -190,7 +195,7 @@ def test_any_keys_at_any_time_leave_a_screen(seed):
         made.press(choose.choice(keys))
         if choose.random() < 0.2:
             names = [f"g{n}" for n in range(choose.choice((0, 1, 30)))]
-            made.update([row(name, paused=choose.random() < 0.5) for name in names], names, NOW)
+            made.update({name: row(name, settings=choose.choice(({}, PAUSED))) for name in names}, NOW)
         size = choose.choice((10, 80)), choose.choice((3, 24))
         assert len(made.lines(*size, NOW)) == max(4, size[1])
 

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import ssl
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -17,12 +18,13 @@ from flowshare.agents.pages.gate import read_hosts
 from flowshare.client.producer.producer import Message
 from flowshare.console import logins as logins_module
 from flowshare.console.actions import ACTIONS
-from flowshare.console.collector import GroupLine, Look
 from flowshare.console.logins import Role
 from flowshare.console.pages import PAGES
 from flowshare.console.pages import browse as browse_page
 from flowshare.console.pages import letters as letters_page
 from flowshare.console.server import BODY_MAX, BOUNDS, QUERY_MAX, ConsoleError, ConsoleSettings
+from flowshare.ops.figures import GroupFigures, TopicFigures
+from flowshare.ops.watcher import Snapshot
 from flowshare.server.security.guesses import Pace
 from flowshare.share.types import AckRange
 from tests.console.test_actions import GIVEN
@@ -333,11 +335,7 @@ async def test_markup_in_names_values_and_errors_is_text_everywhere(tmp_path):
         await made.look()
         await made.agents.look()
         line = made.collector.look.groups[EVIL]
-        made.collector.look.groups[EVIL] = GroupLine(
-            **{name: getattr(line, name) for name in ("name", "kind", "topics", "partitions", "settings", "letters")},
-            state=EVIL,
-            stall=EVIL,
-        )
+        made.collector.look.groups[EVIL] = replace(line, state=EVIL, stall=EVIL)
         made.collector.trouble = made.store.trouble = EVIL
         name = aiohttp.helpers.quote(EVIL, safe="")
         asked = [
@@ -609,13 +607,12 @@ async def test_many_requests_on_one_connection_are_answered_in_their_order(tmp_p
 @pytest.mark.slow
 async def test_ten_thousand_groups_are_a_page_of_five_hundred(tmp_path):
     async with console(tmp_path / "c") as made, browser(made) as who:
-        row = {"topic": "orders", "backlog": 5, "oldest_age_s": 1.0, "rate": 0.5, "partition": 0, "in_flight": 1}
+        topics = (TopicFigures("", "orders", 1, backlog=5, in_flight=1, oldest_age_s=1.0, rate=0.5),)
         groups = {
-            f"g{number:05}": GroupLine(name=f"g{number:05}", kind="share", state="Stable", stall="slow",
-                                       topics=({**row, "group": f"g{number:05}"},))
-            for number in range(10_000)
-        }  # fmt: skip
-        made.collector.look = Look(at_ms=1, groups=groups)
+            name: GroupFigures(name=name, state="Stable", stall="slow", seen_s=0.0, topics=topics)
+            for name in (f"g{number:05}" for number in range(10_000))
+        }
+        made.collector.look = Snapshot(at_ms=1, groups=groups)
         text = await who.page("/groups?sort=backlog")
 
         assert text.count('<tr id="g-') == 500

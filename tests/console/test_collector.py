@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.scale import lag, stall_reason
 from flowshare.client.errors import ClientError, ConnectionLost, ServerError
 from flowshare.console import collector as collector_module
 from flowshare.console import source as source_module
-from flowshare.console.collector import AWAY_S, LOOK_S, Collector, GroupLine, Look, figures_of
+from flowshare.console.collector import AWAY_S, LOOK_S, Collector, figures_of
 from flowshare.console.source import NotAnswering, Source
 from flowshare.console.store import GROUPS, Figures
 from flowshare.log.base import StorageHeld
-from flowshare.ops import Failure
+from flowshare.ops import Failure, reading, stall_reason
+from flowshare.ops.figures import GroupFigures, TopicFigures
+from flowshare.ops.watcher import Snapshot
 from flowshare.protocol.errors import ErrorCode
-from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
+from flowshare.testing.clock import LoopTimeClock, settle
 from flowshare.testing.virtual import run
 from tests.console.world import Console, pages
 
-ROW = {"group": "g", "topic": "t", "backlog": 5, "in_flight": 1, "oldest_age_s": 2.4, "rate": 1.234}
+ROW = TopicFigures("g", "t", backlog=5, in_flight=1, oldest_age_s=2.4, rate=1.234)
 
 
 class Kept:
@@ -52,11 +52,11 @@ class Asked(Source):
             raise NotAnswering("the log has not answered")
         if isinstance(answer, Exception):
             raise answer
-        return Look(at_ms=self.clock.now_ms(), took_s=took_s, groups=answer, leads=answer is LED)
+        return Snapshot(at_ms=self.clock.now_ms(), took_s=took_s, groups=answer, leads=answer is LED)
 
 
-LED: dict[str, GroupLine] = {}
-G = {"g": GroupLine(name="g", kind="share", state="Stable", topics=(ROW,))}
+LED: dict[str, GroupFigures] = {}
+G = {"g": GroupFigures(name="g", state="Stable", seen_s=0.0, topics=(ROW,))}
 
 
 def looked(*answers, seconds=60.0):
@@ -136,26 +136,26 @@ def test_what_was_changed_is_looked_at_at_once():
     async def scenario(clock):
         source = Asked(clock, (0.0, LED))
         made = Collector(source, Kept(), clock)
-        made._slow["g"] = 0.0, collector_module.GroupSettings()
         made.start()
         await asyncio.sleep(1.0)
         made.hurry()
         await asyncio.sleep(0.1)
         await made.close()
-        return source.begun, made._slow
+        return source.begun
 
-    begun, slow = virtually(scenario)
-    assert (begun[1] - begun[0], slow) == (1.0, {})
+    begun = virtually(scenario)
+    assert begun[1] - begun[0] == 1.0
 
 
 def test_figures_are_sums_over_topics_and_unknown_where_one_is():
-    other = {**ROW, "topic": "u", "backlog": 7, "in_flight": None, "oldest_age_s": None}
-    line = GroupLine(name="g", kind="share", state="", topics=(ROW, other))
+    other = ROW._replace(topic="u", backlog=7, in_flight=None, oldest_age_s=None)
+    group = GroupFigures(name="g", seen_s=0.0, topics=(ROW, other))
 
-    assert figures_of(line) == Figures(backlog=12, oldest_s=2, finished=2.47)
-    assert figures_of(GroupLine(name="g", kind="share", state="")).backlog == 0
-    assert line.total("backlog") == 12
-    assert GroupLine(name="g", kind="share", state="", topics=({**ROW, "backlog": -1},)).total("backlog") is None
+    assert figures_of(group) == Figures(
+        backlog=12, delayed=0, blocked=0, oldest_s=2, arriving=0.0, finished=2.47, redelivered=0.0
+    )
+    assert figures_of(GroupFigures(name="g", seen_s=0.0)).backlog == 0
+    assert figures_of(GroupFigures(name="g")) == Figures()
 
 
 # --- on a log in memory ----------------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ async def test_all_groups_are_seen_with_what_they_do(tmp_path):
         await console.look()
 
         line = console.collector.look.groups["g"]
-        assert (line.kind, line.state, line.settings.members, line.settings.assigned) == ("share", "Stable", 1, 1)
-        assert [line.total(name) for name in ("backlog", "in_flight", "delayed")] == [4, 3, 1]
+        assert (line.kind, line.state, line.members, line.assigned) == ("share", "Stable", 1, 1)
+        assert (line.total.backlog, line.total.in_flight, line.total.delayed) == (4, 3, 1)
         assert not line.paused
         ((_, kept),) = await console.store.figures(GROUPS, "g", 0)
         assert kept.backlog == 4
@@ -200,7 +200,6 @@ async def test_a_group_that_vanishes_is_gone_with_the_next_look(tmp_path):
         await console.look()
 
         assert "g" not in console.collector.look.groups
-        assert console.collector._slow == {}
 
 
 @pytest.mark.asyncio
@@ -214,11 +213,11 @@ async def test_what_is_watched_is_what_each_group_says_when_it_is_asked(tmp_path
         await member.fetch(records_max=2)
         now_ms = console.clock.now_ms() + 10_000
 
-        watched = await console.ask(lambda admin: lag.watched(admin.watch(), now_ms))
-        asked = await console.ask(lambda admin: lag.rows(admin, lag.Groups(None, ()), now_ms))
+        watched = await console.ask(lambda admin: reading.watched(admin.watch(), now_ms))
+        asked = await console.ask(lambda admin: reading.partitions(admin, dict.fromkeys("ghi", "share"), now_ms))
 
         def named(rows):
-            return {(row["group"], row["topic"], row["partition"]): row for row in rows}
+            return {(row.group, row.topic, row.partition): row for row in rows}
 
         assert named(watched) == named(asked)
         assert len(watched) >= 3
@@ -230,12 +229,12 @@ async def test_members_are_asked_for_at_once_when_the_groups_state_has_changed(t
         await console.topic()
         member = await console.group()
         await console.collector._one()
-        assert console.collector.look.groups["g"].settings.members == 1
+        assert console.collector.look.groups["g"].members == 1
         await member.close(timeout_s=0.1)
         await console.collector._one()
 
         line = console.collector.look.groups["g"]
-        assert (line.state, line.settings.members) == ("Empty", 0)
+        assert (line.state, line.members) == ("Empty", 0)
 
 
 IN_HAND = {
@@ -285,60 +284,6 @@ async def test_letters_of_a_group_are_counted(tmp_path):
         await console.look()
 
         assert console.collector.look.groups["g"].letters == 3
-
-
-@pytest.mark.asyncio
-async def test_members_and_settings_of_very_many_groups_take_a_bounded_part_of_a_look(tmp_path, monkeypatch):
-    async with unserved(tmp_path) as console:
-        clock = console.collector._clock = ManualClock()
-        listed = {f"g{number}": ("share", "Stable") for number in range(30)}
-
-        async def slowly(_session, _name, _kind):
-            await clock.advance(0.25)
-            return collector_module.GroupSettings()
-
-        monkeypatch.setattr(collector_module, "_settings_of", slowly)
-        seen = []
-        for _ in range(5):
-            await console.collector._ask_slowly(None, listed, clock.monotonic())
-            seen.append(len(console.collector._slow))
-
-        assert seen[0] == 9
-        assert seen[-1] == 30
-
-
-class Letters:
-    """Stands for a session: topics of dead letters that grow, and offsets that take a while to be told."""
-
-    def __init__(self, topics):
-        self.now_s, self.grown, self.admin = 0.0, 1, self
-        self.topics = [SimpleNamespace(name=f"g{number:03}.dlq", partitions=1) for number in range(topics)]
-
-    async def list_topics(self):
-        return self.topics
-
-    def monotonic(self):
-        return self.now_s
-
-    async def offsets(self, _topic, _number):
-        self.now_s += 0.02
-        return SimpleNamespace(high_watermark=self.grown, log_start=0)
-
-
-@pytest.mark.asyncio
-async def test_letters_of_very_many_topics_are_counted_in_turn_and_again_and_again():
-    session = Letters(topics=300)
-    collector = Collector(Source("memory://"), Kept(), session)
-    counts = {}
-    for session.grown in (1, 7):
-        for _ in range(20):
-            counts = await collector._count_letters(session, session.now_s)
-            session.now_s += 5.0
-        assert counts == {topic.name: session.grown for topic in session.topics}
-
-    del session.topics[1:]
-    session.now_s += 60.0
-    assert await collector._count_letters(session, session.now_s) == {"g000.dlq": 7}
 
 
 # --- the session -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import aiohttp
@@ -154,7 +155,7 @@ async def test_a_parked_key_that_no_form_can_name_has_no_button_and_a_masked_one
         await made.group()
         await made.look()
         (line,) = made.collector.look.groups.values()
-        line.topics[0]["parked"] = 2
+        made.collector.look.groups[line.name] = replace(line, topics=[line.topics[0]._replace(parked=2)])
 
         async def found(_self, _group):
             return told

@@ -17,11 +17,11 @@ import click
 import pytest
 import yaml
 
-from flowshare.agents.scale.load import LoadWatch
-from flowshare.agents.scale.scaling import read_seconds
 from flowshare.backend.base import NATIVE
 from flowshare.cli import cli
 from flowshare.clock import LoopClock
+from flowshare.ops.load import LoadWatch
+from flowshare.ops.scaling import read_seconds
 from flowshare.web.server import WebServer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from flowshare.agents.scale import lag
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError
 from flowshare.client.settings import CooperativeSettings
 from flowshare.cooperative.types import OffsetRange
+from flowshare.ops.reading import partitions
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import GroupOffset, SpanStartEntry, TakenFrom, stable_metadata
@@ -321,8 +321,8 @@ def test_tools_list_reset_and_delete_the_groups_of_a_fleet():
         await a.commit((0, 5), (7, 9))
         admin = fleet.admin()
         assert await admin.cooperative.names() == ["g"]
-        (row,) = await lag.rows(admin, lag.Groups(None, None), fleet.clock.now_ms())
-        assert (row["group"], row["start_offset"], row["backlog"], row["committed_ranges"]) == ("g", 5, 93, 1)
+        (row,) = await partitions(admin, {"g": "cooperative"}, fleet.clock.now_ms())
+        assert (row.group, row.start_offset, row.backlog, row.committed_ranges) == ("g", 5, 93, 1)
         with pytest.raises(ServerError, match="stop the group's workers and try again"):
             await admin.cooperative.reset("g", to="latest")
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -12,8 +13,7 @@ from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings, read_hosts
 from flowshare.agents.pages.site import PagesError
-from flowshare.agents.run.stats import HandlerTimes
-from flowshare.agents.scale.rates import HandlerLook
+from flowshare.agents.run.stats import HandlerLook, HandlerTimes
 from flowshare.backend.base import NATIVE
 from flowshare.backend.memory import MemoryBackend
 from flowshare.client.admin.admin import BatchFacts
@@ -63,21 +63,6 @@ class StandIn:
         self.drains.append(timeout_s)
         return True
 
-    async def lag(self, *, all_groups=False):
-        return [
-            {
-                "group": "shop.bill",
-                "topic": "orders",
-                "partition": 0,
-                "start_offset": 5,
-                "backlog": 7,
-                "in_flight": 2,
-                "delayed": 0,
-                "redeliveries": 1,
-                "oldest_age_s": None,
-            }
-        ]
-
 
 class Backend:
     capabilities = NATIVE
@@ -85,6 +70,9 @@ class Backend:
 
 class Admin:
     """Two partitions of one topic that nobody adds to."""
+
+    async def list_groups(self):
+        return []
 
     async def group_offsets(self, group):
         known = {"topic": "orders", "topic_id": None, "start_offset": 5, "lag": 7, "redeliveries": 1}
@@ -108,7 +96,8 @@ class Admin:
 
 
 class Described:
-    members = (1, 2, 3)
+    state = "Stable"
+    members = (SimpleNamespace(assignment={"orders": (0,)}),) * 3
 
 
 class Sharing:
@@ -212,7 +201,9 @@ async def test_lists_are_json():
     assert json.loads((await get(StandIn(), "/inflight"))[1]) == [{"agent": "bill", "offset": 17, "blocked": 0}]
     assert json.loads((await get(StandIn(), "/inflight?stacks=1"))[1])[0]["stack"] == "here"
     assert json.loads((await get(StandIn(), "/agents"))[1])[0]["message"] == "DE12"
-    assert json.loads((await get(StandIn(), "/lag"))[1])[0]["backlog"] == 7
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+    assert json.loads((await get(host, "/lag"))[1])[0]["backlog"] == 7
 
 
 @pytest.mark.asyncio
@@ -403,13 +394,13 @@ async def test_many_who_ask_for_what_is_costly_have_it_made_once():
     asked = []
     looked = asyncio.Event()
 
-    async def lag(*, all_groups=False):
-        asked.append(all_groups)
+    async def positions(*, every):
+        asked.append(every)
         await looked.wait()
         return [{"group": "g", "backlog": 7}]
 
-    host.lag = lag
     server = WebServer(host)
+    server._positions = positions
     address = await server.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -31,7 +31,6 @@ from flowshare.agents.host.runtime import AgentRuntime
 from flowshare.agents.host.service import ServiceLoop
 from flowshare.agents.host.watchdog import Watchdog
 from flowshare.agents.run.pool import Environment
-from flowshare.agents.scale import lag
 from flowshare.agents.telemetry import active as telemetry
 from flowshare.clock import Clock, LoopClock
 from flowshare.garbage import Tuning
@@ -402,18 +401,6 @@ class Host:
     def in_hand(self) -> list[dict[str, Any]]:
         """Return each agent's held records and the last exception of its handlers. From any thread."""
         return [runtime.in_hand() for runtime in list(self.runtimes.values())]
-
-    async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
-        """Return backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
-
-        all_groups: take every share or cooperative group that the backend knows. On the service loop. Empty while the
-        host does not run.
-        """
-        if self._admin is None:
-            return []
-        agents = [runtime.agent for runtime in self.runtimes.values()]
-        groups = lag.Groups.of(agents) if not all_groups else lag.every_group(self.backend.capabilities)
-        return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------
 

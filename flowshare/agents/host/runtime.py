@@ -20,8 +20,7 @@ from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.inflight import RunningHandler
 from flowshare.agents.kmq.agent import KmqAgent
 from flowshare.agents.run.pool import Environment, Pool, Runner, make_pool
-from flowshare.agents.run.stats import HandlerTimes
-from flowshare.agents.scale.rates import HandlerLook
+from flowshare.agents.run.stats import HandlerLook, HandlerTimes
 
 if TYPE_CHECKING:
     from flowshare.agents.kmq.feeder import KmqFeeder
@@ -142,7 +141,7 @@ class AgentRuntime:
         """Return the number of held records, the age of the oldest, and the last exception of handlers with its age;
         from any thread.
 
-        The result is a row of `/agents`, as `scale.in_hand` reads it.
+        The result is a row of `/agents`, as `ops.in_hand` reads it.
         """
         now_s, arrived_s, raised = self._clock.monotonic(), self._feeder.arrived_s, self._pool.exceptions.last
         return {

@@ -15,6 +15,21 @@ BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Upper bounds of the buckets, inclusive; the last bucket has none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerLook:
+    """Counters of one agent in one process.
+
+    busy_s: seconds that handlers worked, running ones included. settled: deliveries that ended. again: those of settled
+    that come again. running: handlers at work.
+    """
+
+    at_s: float
+    busy_s: float
+    settled: float
+    again: float
+    running: int
+
+
 @dataclass(slots=True)
 class AgentStats:
     """Counters of one agent in one process since its start.

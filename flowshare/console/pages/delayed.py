@@ -14,7 +14,7 @@ from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.console.collector import Look
+    from flowshare.ops.watcher import Snapshot
 
 EDGES_S: Final = (0, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 
@@ -45,14 +45,13 @@ class Apart(NamedTuple):
     records: int
 
 
-def apart(look: Look) -> list[Apart]:
+def apart(look: Snapshot) -> list[Apart]:
     """Return the places where records wait for their next attempt, of groups led by Kafka's brokers, which know no
     delays."""
     return [
-        Apart(line.name, row["topic"], row["partition"], row["backlog"])
-        for line in look.groups.values()
-        for row in line.partitions
-        if not look.controls and row["topic"] == retry_topic(line.name) and row["backlog"] > 0
+        Apart(part.group, part.topic, part.partition, part.backlog)
+        for part in look.partitions
+        if not look.controls and part.backlog and part.topic == retry_topic(part.group)
     ]
 
 

@@ -17,8 +17,8 @@ from flowshare.console.store import GROUPS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flowshare.console.collector import GroupLine
     from flowshare.console.store import Figures, Point
+    from flowshare.ops.figures import GroupFigures
     from flowshare.ops.session import CommandSession
 
 ASSIGNED_MAX: Final = 50
@@ -51,13 +51,13 @@ async def _load(view: View, query: Query) -> Context:
         "span": span,
         "spans": list(SPANS),
         "charts": drawn,
-        "parts": sorted(line.partitions, key=lambda row: (row["topic"], row["partition"]))[:ROWS_MAX],
+        "parts": sorted(line.partitions, key=lambda part: (part.topic, part.partition))[:ROWS_MAX],
         "more_parts": max(0, len(line.partitions) - ROWS_MAX),
         **facts,
     }
 
 
-async def _holdings(view: View, line: GroupLine) -> Context:
+async def _holdings(view: View, line: GroupFigures) -> Context:
     """Return the holdings of each member: number of records, age of the handler call that has run longest, and its
     process."""
     found = await held.find(view, ("acquired", "pending"), "in_flight", line.name)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from flowshare.cli.worker_pages import needed_workers
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowshare.console.collector import GroupLine
+    from flowshare.ops.figures import GroupFigures
 
-SORTS: Final[dict[str, Callable[[GroupLine], object]]] = {
+SORTS: Final[dict[str, Callable[[GroupFigures], object]]] = {
     "name": lambda line: line.name,
-    "backlog": lambda line: (-(line.total("backlog") or 0), line.name),
-    "age": lambda line: (-(line.worst("oldest_age_s") or 0), line.name),
-    "rate": lambda line: (-(line.total("rate") or 0), line.name),
+    "backlog": lambda line: (-(line.total.backlog or 0), line.name),
+    "age": lambda line: (-(line.total.oldest_age_s or 0), line.name),
+    "rate": lambda line: (-(line.total.rate or 0), line.name),
     "stalled": lambda line: (line.stall is None, line.name),
 }
 
@@ -45,12 +46,7 @@ async def _needed(view: View) -> dict[str, float]:
     """Return the number of workers that each group needs, as far as running workers tell."""
     if not view.workers.known:
         return {}
-    told = await view.workers.topics()
-    found: dict[tuple[str, str | None], float] = {}
-    for rows in told.rows.values():
-        for row in rows:
-            if isinstance(row.get("group"), str) and row.get("needed_workers") is not None:
-                found.setdefault((row["group"], row.get("topic")), row["needed_workers"])
+    found = needed_workers(await view.workers.topics())
     needed: dict[str, float] = {}
     for (group, _), figure in found.items():
         needed[group] = needed.get(group, 0.0) + figure

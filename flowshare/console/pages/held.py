@@ -11,8 +11,8 @@ from flowshare.client.errors import ClientError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flowshare.console.collector import GroupLine
     from flowshare.console.pages.page import View
+    from flowshare.ops.figures import GroupFigures, PartitionFigures
     from flowshare.ops.session import CommandSession
 
 PARTITIONS_MAX: Final = 64
@@ -52,22 +52,20 @@ class Found:
 
 
 async def find(view: View, states: Sequence[str], column: str, group: str | None = None) -> Found:
-    """Return the runs in these states. column: of `lag.rows`, tells the share-partitions that have any. group: of this
+    """Return the runs in these states. column: of `PartitionFigures`, tells which partitions have any. group: of this
     one only."""
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
-    places = [(line, row) for line in lines if line.kind == "share" for row in line.partitions if row.get(column)]
-    places.sort(key=lambda pair: -pair[1][column])
+    parts = [part for line in lines if line.kind == "share" for part in line.partitions]
+    counts = [(getattr(part, column), part) for part in parts]
+    places = sorted((pair for pair in counts if pair[0]), key=lambda pair: -pair[0])
     unknown: list[str] = []
-    if any(row.get(column) is None for line in lines if line.kind == "share" for row in line.partitions):
+    if any(count is None for count, _ in counts):
         unknown.append(_untold(column))
 
     async def ask(session: CommandSession) -> list[list[Held]]:
         turns = asyncio.Semaphore(AT_ONCE)
         return await asyncio.gather(
-            *(
-                _of(session, line, row["topic"], row["partition"], states, turns, unknown)
-                for line, row in places[:PARTITIONS_MAX]
-            )
+            *(_of(session, part, states, turns, unknown) for _, part in places[:PARTITIONS_MAX])
         )
 
     runs = [run for found in (await view.source.ask(ask) if places else []) for run in found]
@@ -83,24 +81,23 @@ def _untold(column: str) -> str:
 
 async def _of(
     session: CommandSession,
-    line: GroupLine,
-    topic: str,
-    partition: int,
+    part: PartitionFigures,
     states: Sequence[str],
     turns: asyncio.Semaphore,
     unknown: list[str],
 ) -> list[Held]:
+    group, topic, partition = part.group, part.topic, part.partition
     async with turns:
         try:
-            page = await session.admin.browse(line.name, topic, partition, states=tuple(states), limit=RUNS_MAX)
+            page = await session.admin.browse(group, topic, partition, states=tuple(states), limit=RUNS_MAX)
         except ClientError as error:
-            unknown.append(f"{line.name}, {topic}-{partition}: {error}")
+            unknown.append(f"{group}, {topic}-{partition}: {error}")
             return []
     if page.unknown:
-        unknown.append(f"{line.name}: {page.unknown}")
+        unknown.append(f"{group}: {page.unknown}")
     return [
         Held(
-            group=line.name,
+            group=group,
             topic=topic,
             partition=partition,
             first=run.first,
@@ -114,17 +111,28 @@ async def _of(
     ]
 
 
+def stuck_keys(lines: Iterable[GroupFigures]) -> list[dict[str, Any]]:
+    """Return the records that others of their key wait for, each with its group and topic."""
+    return [
+        {"group": line.name, "topic": topic.topic, **key._asdict()}
+        for line in lines
+        for topic in line.topics
+        for key in topic.stuck
+        if key.blocked
+    ]
+
+
 class Whose:
     """Finds the group whose record a handler works on. lines: of all groups."""
 
-    def __init__(self, runs: Sequence[Held], lines: Iterable[GroupLine]) -> None:
+    def __init__(self, runs: Sequence[Held], lines: Iterable[GroupFigures]) -> None:
         self._runs: dict[tuple[str, int], list[Held]] = {}
         for run in runs:
             self._runs.setdefault((run.topic, run.partition), []).append(run)
         self._readers: dict[str, set[str]] = {}
         for line in lines:
-            for row in line.topics:
-                self._readers.setdefault(row["topic"], set()).add(line.name)
+            for topic in line.topics:
+                self._readers.setdefault(topic.topic, set()).add(line.name)
 
     def run(self, row: Mapping[str, Any]) -> tuple[str | None, Held | None]:
         """Return the group, if clear, and its held run there, if known.

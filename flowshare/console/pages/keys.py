@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.console.forms import TEXT_MAX
+from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 from flowshare.share.parking import OVER
 
@@ -29,17 +30,9 @@ KEY_MAX: Final = TEXT_MAX // 2
 async def _load(view: View, query: Query) -> Context:
     only = query.get("group") or None
     lines = [line for line in view.collector.look.groups.values() if only in (None, line.name)]
-    blocked: list[dict[str, Any]] = [
-        {"group": line.name, "topic": row["topic"], **key}
-        for line in lines
-        for row in line.topics
-        for key in row.get("stuck") or ()
-        if key["blocked"]
-    ]
-    blocked.sort(key=lambda key: -key["blocked"])
-    blocked = blocked[:ROWS_MAX]
-    with_parked = [line.name for line in lines if line.total("parked")][:GROUPS_MAX]
-    ordered = [line.name for line in lines if line.settings.configs.get("share.key.order")]
+    blocked = sorted(held.stuck_keys(lines), key=lambda key: -key["blocked"])[:ROWS_MAX]
+    with_parked = [line.name for line in lines if line.total.parked][:GROUPS_MAX]
+    ordered = [line.name for line in lines if line.settings.get("share.key.order")]
 
     async def ask(session: CommandSession) -> list[dict[str, Any]]:
         return [row for name in with_parked for row in await _parked(session, name, view.values)]

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from flowshare.cli.worker_pages import Workers
     from flowshare.clock import Clock
     from flowshare.console.agents import AgentWatch
-    from flowshare.console.collector import Collector, GroupLine
+    from flowshare.console.collector import Collector
     from flowshare.console.slots import Slots
     from flowshare.console.source import Source
     from flowshare.console.store import Store
     from flowshare.console.values import Values
+    from flowshare.ops.figures import GroupFigures
 
 Query = Mapping[str, str]
 Context = dict[str, Any]
@@ -51,7 +52,7 @@ class View:
         """The log's address, without its secrets."""
         return str(parse_broker(self.source.url))
 
-    def line(self, group: str) -> GroupLine:
+    def line(self, group: str) -> GroupFigures:
         """Return a group as the last look saw it. Raises: Missing, NotAnswering (nothing was looked at yet)."""
         look = self.collector.look
         found = look.groups.get(group)

@@ -57,9 +57,9 @@ def _used(view: View, page: BrowsePage) -> list[tuple[str, int, int]]:
     line = view.collector.look.groups.get(page.group_id)
     if line is None or page.kind != "share" or not page.initialised:
         return []
-    given = line.settings.configs
+    given = line.settings
     place = (page.topic, page.partition)
-    locks = next((row["in_flight"] for row in line.partitions if (row["topic"], row["partition"]) == place), None)
+    locks = next((part.in_flight for part in line.partitions if (part.topic, part.partition) == place), None)
     pairs = (("locks", locks, LOCKS), ("window", max(0, page.end_offset - page.start_offset), WINDOW))
     return [
         (name, used, int(given[setting]))

@@ -38,13 +38,7 @@ async def _load(view: View, query: Query) -> Context:
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
         "left_out": in_flight.left_out + again.left_out,
-        "keys": [
-            {"group": line.name, "topic": row["topic"], **key, "run": _run(line.name, row["topic"], key)}
-            for line in lines
-            for row in line.topics
-            for key in row.get("stuck") or ()
-            if key["blocked"]
-        ][:ROWS_MAX],
+        "keys": [{**key, "run": _run(key["group"], key["topic"], key)} for key in held.stuck_keys(lines)][:ROWS_MAX],
     }
 
 

@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from flowshare.agents.run.stats import BOUNDS_S, AgentStats
-from flowshare.agents.scale.rates import HandlerLook
+from flowshare.agents.run.stats import BOUNDS_S, AgentStats, HandlerLook
 
 logger = logging.getLogger("flowshare.spark")
 

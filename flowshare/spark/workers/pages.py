@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from flowshare.agents.pages.gate import PageSettings
-from flowshare.agents.scale import lag
 from flowshare.web.metrics import Page, families
 from flowshare.web.server import STATE, Handler, WebServer, rows_answer
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from flowshare.agents.app.app import App
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.host.host import Host
-    from flowshare.agents.scale.rates import HandlerLook
+    from flowshare.agents.run.stats import HandlerLook
     from flowshare.backend.base import Backend
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.clock import Clock
@@ -102,12 +101,6 @@ class WorkersView:
     def ready(self) -> tuple[str, ...]:
         """Return the reasons why no worker works."""
         return self.supervisor.problems()
-
-    async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
-        """Return the lag, as `Host.lag`."""
-        agents = [one.agent for one in self.runtimes.values()]
-        groups = lag.every_group(self.backend.capabilities) if all_groups else lag.Groups.of(agents)
-        return await lag.rows(self.admin, groups, self.clock.now_ms())
 
     def in_hand(self) -> list[dict[str, Any]]:
         """Return no rows: executors do not report them."""

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.feed.backend_limits import asked_of
 from flowshare.agents.feed.members import member_ids, retry_member_id
 from flowshare.agents.pages.gate import SECRETS, PageSettings
-from flowshare.agents.scale.scaling import TARGET_AGE_S, Autoscaler, ScalePolicy
 from flowshare.agents.worker.signals import EXIT_INTERRUPTED, on_loop
 from flowshare.agents.worker.worker import EXIT_CLEAN, flush_output
 from flowshare.backend import open_backend
@@ -33,6 +32,7 @@ from flowshare.client.net.link import Connect, Link
 from flowshare.client.session.membership import EPOCH_LEAVE
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock, new_loop
+from flowshare.ops.scaling import TARGET_AGE_S, Autoscaler, ScalePolicy
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ShareGroupHeartbeatRequest
 from flowshare.spark.workers.control import ControlServer, new_token

@@ -33,7 +33,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowshare.agents.host import inflight
-from flowshare.agents.scale.lag import Rows
 from flowshare.agents.worker.keeper import (
     KILL_AFTER_S,
     PAUSES,
@@ -52,6 +51,8 @@ from flowshare.spark.workers.metrics import WorkerFigures
 from flowshare.spark.workers.task import TaskEnd, WorkerTask
 
 logger = logging.getLogger("flowshare.spark")
+
+Rows = list[dict[str, Any]]
 
 LIVE_S: Final = 300.0
 """The seconds without a call after which a worker that Spark reports as running is ended and started again."""

@@ -11,6 +11,7 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.handler.errors import OptionError
+from flowshare.ops.reading import partitions
 from flowshare.testing import run
 from tests.agents.cooperative.test_workers import workers
 from tests.agents.processes import Processes
@@ -32,8 +33,8 @@ def test_a_record_is_committed_when_its_handler_begins_and_its_key_waits_for_the
                 await bus.send("orders", {"n": number}, key=f"k{number % 2}")
             await bus.advance(5.0)
             assert sorted(begun) == [0, 1], "one of each key"
-            (row,) = [row for row in await bus.host.lag() if row["group"] == bill.group]
-            assert row["start_offset"] == 2
+            (row,) = await partitions(bus.host.admin, {bill.group: "cooperative"}, 0)
+            assert row.start_offset == 2
             go.set()
             report = await bus.run_until_idle()
             assert report[bill].accepted == 20

@@ -10,8 +10,10 @@ import flowshare as fs
 from flowshare.agents.handler.errors import UsageError
 from flowshare.cli.check import _log
 from flowshare.clock import LoopClock
+from flowshare.ops.figures import PartitionFigures
 from flowshare.ops.replay import Replayed
 from flowshare.ops.session import CommandSession
+from tests.agents.agents_kit import positions
 from tests.agents.suite.places import Place
 from tests.waiting import until
 
@@ -109,14 +111,15 @@ async def test_what_the_backend_cannot_tell_is_shown_as_unknown(place: Place) ->
         await worker.send(place.topic, b"x")
         await worker.ended(1)
 
-        async def rows() -> list[dict[str, Any]]:
-            return [row for row in await worker.host.service.call(worker.host.lag) if row["topic"] == place.topic]
+        async def rows() -> list[PartitionFigures]:
+            found = await worker.host.service.call(lambda: positions(worker.host))
+            return [row for row in found if row.topic == place.topic]
 
         [told] = await until(rows)  # a fleet's leader may be another one just now
 
     # Kafka's brokers tell neither.
-    assert (told["in_flight"] is not None) == (place.name != "native")
-    assert (told["redeliveries"] is not None) == (place.name != "native")
+    assert (told.in_flight is not None) == (place.name != "native")
+    assert (told.redeliveries is not None) == (place.name != "native")
 
 
 async def test_check_finds_what_the_start_would_refuse(place: Place) -> None:

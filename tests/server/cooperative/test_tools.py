@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.agents.scale import lag
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.cooperative.types import HASHES
+from flowshare.ops.reading import partitions
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import CooperativeDeleteRequest, ListGroupsRequest
 from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, UPPER, WHOLE, cooperative
@@ -27,10 +27,10 @@ async def test_the_backlog_is_what_is_not_committed_up_to_the_logs_end():
             return world.server.connect(client_id="tool", host="10.0.0.1")
 
         admin = ShareAdmin(connect, clock=world.clock)
-        (row,) = await lag.rows(admin, lag.Groups(None, None), world.clock.now_ms())
-        assert (row["group"], row["start_offset"], row["backlog"], row["finished"]) == ("g", 10, 79, 21)
-        assert (row["committed_ranges"], row["furthest"], row["span"]) == (2, 41, 31)
-        assert (row["held_keys"], row["holders"], row["in_flight"]) == (1.0, 1, None)
+        (row,) = await partitions(admin, {"g": "cooperative"}, world.clock.now_ms())
+        assert (row.group, row.start_offset, row.backlog, row.finished) == ("g", 10, 79, 21)
+        assert (row.committed_ranges, row.furthest, row.span) == (2, 41, 31)
+        assert (row.held_keys, row.holders, row.in_flight) == (1.0, 1, None)
         await admin.close()
 
 

@@ -7,9 +7,14 @@ that look. Looks are kept for a limited time and in a limited number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.agents.run.stats import HandlerLook
+
+if TYPE_CHECKING:
+    from flowshare.ops.figures import PartitionFigures
 
 GroupTopic = tuple[str, str]
 """Group and topic."""
@@ -33,11 +38,12 @@ class TopicRates(NamedTuple):
 
 _UNKNOWN: Final = TopicRates(None, None, None)
 _COUNTERS: Final = ("log_end", "finished", "redeliveries")
+_COUNTERS_OF: Final = attrgetter(*_COUNTERS)
 _Counts = tuple[int | None, ...]
 
 
 class Rates:
-    """Rates of each group and topic, from rows of `lag.rows`."""
+    """Rates of each group and topic, and of each partition."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -45,13 +51,12 @@ class Rates:
         self._known: dict[GroupTopic, TopicRates] = {}
         """Rates computed since the last look."""
 
-    def look(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        """Take in the rows found at `now_s` (seconds of a monotonic clock)."""
+    def look(self, found: Iterable[PartitionFigures], now_s: float) -> None:
+        """Take in the figures found at `now_s` (seconds of a monotonic clock)."""
         self._known.clear()
         seen: dict[GroupTopic, dict[int, _Counts]] = {}
-        for row in rows:
-            counts = tuple(row[name] for name in _COUNTERS)
-            seen.setdefault((row["group"], row["topic"]), {})[row["partition"]] = counts
+        for one in found:
+            seen.setdefault((one.group, one.topic), {})[one.partition] = _COUNTERS_OF(one)
         if self._looks and len(self._looks) == LOOKS_MAX and now_s - self._looks[0][0] < self._window_s:
             self._looks.pop()  # too many looks: the window's first look counts
         self._looks.append((now_s, seen))
@@ -66,13 +71,19 @@ class Rates:
             known = self._known[where] = self._of(where)
         return known
 
-    def _of(self, where: GroupTopic) -> TopicRates:
+    def of_partition(self, group: str, topic: str, partition: int) -> TopicRates:
+        """Return the rates of one partition, as `of`."""
+        return self._of((group, topic), partition)
+
+    def _of(self, where: GroupTopic, partition: int | None = None) -> TopicRates:
         with_it = [(at_s, seen[where]) for at_s, seen in self._looks if where in seen]
         if len(with_it) < 2:
             return _UNKNOWN
         (begun_s, before), (end_s, after) = with_it[0], with_it[-1]
         if end_s <= begun_s:
             return _UNKNOWN
+        if partition is not None:
+            after = {partition: after[partition]} if partition in after else {}
         grown = _grown(before, after)
         return TopicRates(*(None if count is None else count / (end_s - begun_s) for count in grown))
 
@@ -94,21 +105,6 @@ def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts]) -> list[
             if now is not None and then is not None:
                 total[index] = (total[index] or 0) + (now - then if now > then else 0)
     return [0 if count is None and known else count for count, known in zip(total, still, strict=True)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerLook:
-    """Counters of one agent in one process.
-
-    busy_s: seconds that handlers worked, running ones included. settled: deliveries that ended. again: those of settled
-    that come again. running: handlers at work.
-    """
-
-    at_s: float
-    busy_s: float
-    settled: float
-    again: float
-    running: int
 
 
 class HandlerCost:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 import flowshare as fs
-from flowshare.agents.scale.in_hand import InHand, of_groups, read_rows
-from flowshare.agents.scale.stall_reason import Holder
+from flowshare.cli.worker_answers import agents
+from flowshare.ops.figures import Holder
+from flowshare.ops.in_hand import AgentReport, InHand, of_groups
 
 
 def row(group="g", **more):
-    return {
-        "agent": "bill",
-        "group": group,
-        "held": 3,
-        "oldest_s": 40.5,
-        "exception": None,
-        "message": None,
-        "raised_s": None,
-        **more,
-    }
+    return AgentReport(group, **{"held": 3, "oldest_s": 40.5, **more})
 
 
 def told(**workers):
-    return {name: read_rows(rows) for name, rows in workers.items()}
+    return workers
+
+
+def answer(rows):
+    return agents(json.dumps(rows).encode())
 
 
 def test_each_worker_that_holds_something_is_a_holder():
-    found = of_groups(told(w1=[row()], w2=[row(held=7, oldest_s=2.0), row("h", held=0, oldest_s=None)]))
+    found = of_groups(told(w1=[row()], w2=[row(held=7, oldest_s=2.0), row("h", held=0)]))
 
     holders = Holder(member="worker w1", records=3, oldest_s=40.5), Holder(member="worker w2", records=7, oldest_s=2.0)
     assert found == {"g": InHand(holders), "h": InHand()}
@@ -55,17 +52,19 @@ def test_without_messages_only_the_type_is_told():
 
 
 def test_rows_whose_names_were_kept_from_us_say_nothing():
-    assert read_rows([{"held": 3, "oldest_s": 1.0, "raised_s": None}]) == []
+    assert answer([{"held": 3, "oldest_s": 1.0, "raised_s": None}]) == []
 
 
 @pytest.mark.parametrize(
     "odd",
-    [None, {}, "rows", [7], [row(group=7)], [row(held="3")], [row(oldest_s=float("nan"))], [row(exception=["A"])],
-     [row(message=7)], [row(raised_s="now")], [row(worker="1")]],
+    [None, {}, "rows", [7], *([{"group": "g", **more}] for more in (
+        {"group": 7}, {"held": "3"}, {"oldest_s": float("nan")}, {"exception": ["A"]}, {"message": 7},
+        {"raised_s": "now"}, {"worker": "1"},
+    ))],
 )  # fmt: skip
-def test_what_no_worker_says_is_refused(odd):
-    with pytest.raises(ValueError, match=r"missing|none|else"):
-        read_rows(odd)
+def test_an_answer_that_no_worker_gives_is_refused(odd):
+    with pytest.raises(ValueError, match="is not what a worker of flowshare says"):
+        answer(odd)
 
 
 def test_an_agent_says_what_it_holds_for_how_long_and_what_was_raised_last():
@@ -95,4 +94,4 @@ def test_an_agent_says_what_it_holds_for_how_long_and_what_was_raised_last():
     assert (held["exception"], held["message"]) == ("ValueError", "no stock")
     assert held["raised_s"] == pytest.approx(41.0, abs=0.6)
     assert (free["held"], free["oldest_s"]) == (0, None)
-    assert read_rows([held, free])
+    assert [one.held for one in answer([held, free])] == [1, 0]

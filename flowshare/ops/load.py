@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.retry_headers import retry_topic
-from flowshare.agents.scale import lag
-from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
-from flowshare.agents.scale.retention import Facts
-from flowshare.agents.scale.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
+from flowshare.agents.run.stats import HandlerLook
 from flowshare.backend.base import Capabilities
-from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED, ShareAdmin
-from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, ShareAdmin
+from flowshare.client.errors import ClientError
 from flowshare.clock import Clock
+from flowshare.ops.figures import GroupFigures, TopicFigures
+from flowshare.ops.rates import HandlerCost
+from flowshare.ops.reading import groups_of
+from flowshare.ops.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
+from flowshare.ops.watcher import Snapshot, Watcher
 from flowshare.share.rate import parse_rate
 from flowshare.tasks import cancelled
 
@@ -34,19 +36,7 @@ LOOK_S: Final = 2.0
 """Seconds from one look to the next one."""
 SHARE: Final = 20
 STALE_S: Final = 60.0
-
-
-class _Allowed(NamedTuple):
-    """A group's limits, from its settings: records in flight (0 while it is paused) and records handed out per second.
-
-    None: no limit, or unknown.
-    """
-
-    in_flight: int | None
-    per_s: float | None
-
-
-_ANYTHING: Final = _Allowed(None, None)
+NOTHING: Final = Snapshot()
 
 
 class Runtime(Protocol):
@@ -71,12 +61,9 @@ class LoadWatch:
         self._admin = admin
         self._capabilities = capabilities
         self._clock = clock
-        self._facts = Facts(admin)
-        self._rates = Rates()
+        self._watcher = Watcher(clock)
         self._costs: dict[str, HandlerCost] = {}
-        self._members: dict[str, int | None] = {}
-        self._allowed: dict[str, _Allowed] = {}
-        self._rows: list[Row] = []
+        self._seen = NOTHING
         self._at_s: float | None = None
         self._every_s = LOOK_S
         self._task: asyncio.Task[None] | None = None
@@ -96,46 +83,33 @@ class LoadWatch:
 
     async def look(self) -> None:
         """Take one look. Raises: ClientError, OSError."""
-        facts, now_s = self._facts, self._clock.monotonic()
+        now_s = self._clock.monotonic()
         for name, runtime in self._shared():
             cost = self._costs.get(name)
             if cost is None:
                 cost = self._costs[name] = HandlerCost(runtime.agent.options.retry.max_attempts)
             cost.look(runtime.handler_look())
-        groups = lag.Groups.of(runtime.agent for _, runtime in self._shared())
-        facts.begin()
-        found = await lag.rows(self._admin, groups, self._clock.now_ms(), facts)
-        self._rates.look(found, now_s)
-        await lag.add_retention(found, facts, self._rates, now_s)
-        for group in groups.share or ():
-            self._members[group] = await lag.members(self._admin, group)
-            self._allowed[group] = await self._find_allowed(group)
-        for group in groups.cooperative or ():
-            self._members[group] = await lag.members(self._admin, group, cooperative=True)
-        self._rows, self._at_s = found, now_s
+        groups = groups_of(runtime.agent for _, runtime in self._shared())
+        self._seen, self._at_s = await self._watcher.look(self._admin, self._capabilities, groups), now_s
 
     # --- what was found ---------------------------------------------------------------------------------------------
 
     @property
-    def rows(self) -> Sequence[Row]:
-        """One row per share-partition (`lag.rows`, `lag.add_retention`); none when the last look is too old."""
-        return self._rows if self._fresh else ()
-
-    @property
-    def members(self) -> Mapping[str, int | None]:
-        """Number of members of each group; None: unknown."""
-        return self._members if self._fresh else {}
+    def seen(self) -> Snapshot:
+        """The groups at the last look; none when that is too old."""
+        return self._seen if self._fresh else NOTHING
 
     def topics(self, target_age_s: float = TARGET_AGE_S) -> list[Row]:
-        """Return one row per group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
+        """Return one row per group and topic (`TopicFigures`), with `needed_workers`, None when unknown."""
         made: list[Row] = []
-        found = lag.by_topic(self.rows, self._rates)
         for name, runtime in self._shared():
             agent = runtime.agent
-            topics = (*agent.topics, retry_topic(agent.group))
-            mine = [row for row in found if row["group"] == agent.group and row["topic"] in topics]
-            busy = self._busy_share(agent, mine)
-            made += [{**row, "agent": name, **self._needs(name, agent, row, busy, target_age_s)} for row in mine]
+            group = self._group(agent)
+            mine = [one for one in group.topics if one.topic in (*agent.topics, retry_topic(agent.group))]
+            busy = _busy_share(agent, group.members, mine)
+            made += [
+                {**one.row(), "agent": name, **self._needs(name, agent, group, one, busy, target_age_s)} for one in mine
+            ]
         return made
 
     def report(self, target_age_s: float = TARGET_AGE_S) -> Row:
@@ -148,7 +122,7 @@ class LoadWatch:
         figures = [agent["needed"] for agent in agents]
         known = self._fresh and None not in figures
         figure = max((one for one in figures if one is not None), default=0.0)
-        there = max((count for count in self.members.values() if count is not None), default=1)
+        there = max((one.members for one in self.seen.groups.values() if one.members is not None), default=1)
         return {
             "workers": whole(figure) if known else max(whole(figure), there),
             "needed": figure if known else None,
@@ -173,57 +147,46 @@ class LoadWatch:
             "agent": name,
             "group": agent.group,
             "needed": None if None in figures else sum(figures),
-            "members": self.members.get(agent.group),
+            "members": self._group(agent).members,
             "concurrency": agent.options.concurrency,
             "handler_s": None if cost is None else cost.seconds,
             "topics": [{key: value for key, value in row.items() if key not in ("agent", "group")} for row in mine],
         }
 
-    def _busy_share(self, agent: ShareAgent, mine: Sequence[Row]) -> float:
-        """Return the part of the records in flight that is in handlers; the rest is prefetched, and waits."""
-        in_flight = sum(_in_flight(row) for row in mine)
-        places = (self.members.get(agent.group) or 1) * agent.options.records_at_once
-        return min(1.0, places / in_flight) if in_flight else 0.0
+    def _group(self, agent: ShareAgent) -> GroupFigures:
+        return self.seen.groups.get(agent.group) or GroupFigures(name=agent.group)
 
-    def _needs(self, name: str, agent: ShareAgent, row: Row, busy: float, target_age_s: float) -> Row:
+    def _needs(
+        self,
+        name: str,
+        agent: ShareAgent,
+        group: GroupFigures,
+        topic: TopicFigures,
+        busy: float,
+        target_age_s: float,
+    ) -> Row:
         cost, limit = self._costs.get(name), agent.options.rate_limit
-        waiting = max(0, row["backlog"]) - (row["delayed"] or 0) - round(busy * _in_flight(row))
-        if row["topic"] == retry_topic(agent.group):
+        waiting = (topic.backlog or 0) - (topic.delayed or 0) - round(busy * _in_flight(topic))
+        if topic.topic == retry_topic(agent.group):
             waiting = 0  # for their time to come, not for handlers
-        in_flight_max, group_per_s = self._allowed.get(agent.group, _ANYTHING)
+        rate, most = parse_rate(group.settings.get(MAX_RATE, "")), int(group.settings.get(MAX_IN_FLIGHT) or 0)
+        workers_max = None if most <= 0 else most / agent.options.records_at_once
+        if agent.unshared:
+            workers_max = float(topic.partitions)
         demand = Demand(
-            arrival_per_s=row["arrival_rate"],
+            arrival_per_s=topic.arrival_rate,
             waiting=max(0, waiting),
             handler_s=None if cost is None else cost.seconds,
             concurrency=agent.options.concurrency,
             rate_per_s=None if limit is None else limit.per_s,
-            workers_max=float(row["partitions"])
-            if agent.unshared
-            else None
-            if in_flight_max is None
-            else in_flight_max / agent.options.records_at_once,
-            group_per_s=group_per_s,
+            workers_max=0 if group.paused else workers_max,
+            group_per_s=None if rate is None else rate.per_s,
         )
         return {
             "waiting": demand.waiting,
             "capacity_per_s": capacity_per_s(demand),
             "needed_workers": needed(demand, target_age_s),
         }
-
-    async def _find_allowed(self, group: str) -> _Allowed:
-        if not (self._capabilities.pausing or self._capabilities.group_limit):
-            return _ANYTHING  # brokers may want a right of its own for the question
-        try:
-            configs = {entry.name: entry.value for entry in await self._admin.group_configs(group)}
-        except ServerError as error:
-            logger.debug("the settings of group %s were refused: %s", group, error)
-            return _ANYTHING
-        rate = parse_rate(configs.get(MAX_RATE) or "")
-        per_s = None if rate is None else rate.per_s
-        if configs.get(PAUSED) == "true":
-            return _Allowed(0, per_s)
-        limit = int(configs.get(MAX_IN_FLIGHT) or 0)
-        return _Allowed(limit if limit > 0 else None, per_s)
 
     async def _run(self) -> None:
         while True:
@@ -236,7 +199,13 @@ class LoadWatch:
             await self._clock.sleep(self._every_s)
 
 
-def _in_flight(row: Row) -> int:
+def _busy_share(agent: ShareAgent, members: int | None, topics: Sequence[TopicFigures]) -> float:
+    """Return the part of the records in flight that is in handlers; the rest is prefetched, and waits."""
+    in_flight = sum(map(_in_flight, topics))
+    places = (members or 1) * agent.options.records_at_once
+    return min(1.0, places / in_flight) if in_flight else 0.0
+
+
+def _in_flight(topic: TopicFigures) -> int:
     """Return the records in flight; if unknown, the number of unfinished ones."""
-    known: int | None = row["in_flight"]
-    return max(0, row["backlog"]) if known is None else known
+    return (topic.backlog or 0) if topic.in_flight is None else topic.in_flight

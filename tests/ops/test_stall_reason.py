@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, Holder, of_group, stall_reason
+from flowshare.ops.figures import BreakerFacts, GroupFigures, Holder, StuckKey, TopicFigures
+from flowshare.ops.stall_reason import stall_reason
 
 
 def row(**more):
-    return {
-        "group": "g",
-        "topic": "orders",
-        "partitions": 2,
-        "backlog": 100,
-        "in_flight": 10,
-        "delayed": 0,
-        "blocked": 0,
-        "oldest_age_s": 60.0,
-        "retention_left_s": None,
-        "arrival_rate": 5.0,
-        "rate": 0.0,
-        "redelivery_rate": 0.0,
-        "stuck": [],
-        **more,
-    }
+    known = {"partitions": 2, "backlog": 100, "in_flight": 10, "oldest_age_s": 60.0, "arrival_rate": 5.0}
+    return TopicFigures(**{"group": "g", "topic": "orders", **known, **more})
+
+
+def group(*rows, **facts):
+    return GroupFigures(name="g", seen_s=0.0, topics=rows, **facts)
 
 
 def why(*rows, **facts):
-    return stall_reason(GroupFacts(group="g", rows=rows, **facts)) or ""
+    return stall_reason(group(*rows, **facts)) or ""
 
 
-KEY = {"partition": 3, "offset": 42, "blocked": 80, "state": "HELD", "delivery_count": 2, "member_id": "m1"}
-STUCK = {"blocked": 90, "stuck": [KEY, {**KEY, "offset": 7, "blocked": 2}]}
+KEY = StuckKey(partition=3, offset=42, blocked=80, state="HELD", delivery_count=2, member_id="m1")
+STUCK = {"blocked": 90, "stuck": (KEY, KEY._replace(offset=7, blocked=2))}
 
 
 @pytest.mark.parametrize(
@@ -49,10 +40,10 @@ STUCK = {"blocked": 90, "stuck": [KEY, {**KEY, "offset": 7, "blocked": 2}]}
         ([row()], {"settings": {"share.max.in.flight": "10"}}, "share.max.in.flight=10 allows no more"),
         ([row(**STUCK)], {}, "80 of them behind orders-3@42, which m1 holds (attempt 2)"),
         ([row(**STUCK)], {}, "90 of 100 unfinished records wait behind a record of their key for 1 m 0 s"),
-        ([row(blocked=90, stuck=[{**KEY, "state": "DELAYED"}])], {}, "which waits for its next attempt"),
-        ([row(blocked=90, stuck=[{**KEY, "state": "AVAILABLE"}])], {}, "which nobody has fetched yet"),
+        ([row(blocked=90, stuck=(KEY._replace(state="DELAYED"),))], {}, "which waits for its next attempt"),
+        ([row(blocked=90, stuck=(KEY._replace(state="AVAILABLE"),))], {}, "which nobody has fetched yet"),
         ([row(in_flight=100, **STUCK)], {}, "80 of them behind orders-3@42, which m1 holds (attempt 2)"),
-        ([row(in_flight=100, blocked=9, stuck=[{**KEY, "blocked": 9}])], {}, "all that can be is in flight: 100"),
+        ([row(in_flight=100, blocked=9, stuck=(KEY._replace(blocked=9),))], {}, "all that can be is in flight: 100"),
         ([row(in_flight=0, parked=2)], {}, "nobody takes them; 2 keys are parked, their records become dead letters"),
         ([row(rate=9.0, parked=1)], {}, "1 key is parked, its records become dead letters, unrun: `flowshare dlq"),
         ([row(backlog=0, parked=1)], {}, "1 key is parked"),
@@ -82,7 +73,7 @@ def test_each_reason_is_told_from_the_facts_that_show_it(rows, facts, words):
     "one",
     [
         row(backlog=0, in_flight=0, oldest_age_s=None),
-        row(backlog=-1),
+        row(backlog=None),
         row(rate=3.0),
         row(rate=None),
         row(oldest_age_s=3.0),
@@ -91,8 +82,9 @@ def test_each_reason_is_told_from_the_facts_that_show_it(rows, facts, words):
     ],
 )
 def test_a_group_that_goes_on_or_has_nothing_to_do_has_no_reason(one):
-    assert stall_reason(GroupFacts(group="g", rows=[one], members=1)) is None
-    assert stall_reason(GroupFacts(group="g")) is None
+    assert stall_reason(group(one, members=1)) is None
+    assert stall_reason(group()) is None
+    assert stall_reason(GroupFigures(name="g")) is None
 
 
 def test_who_has_had_records_longest_is_named():
@@ -128,16 +120,15 @@ def test_a_reason_is_one_line_of_bounded_length():
 
 
 def test_what_is_not_known_of_one_topic_is_not_summed_up():
-    facts = GroupFacts(group="g", rows=[row(), row(in_flight=None)])
+    total = group(row(), row(in_flight=None)).total
 
-    assert facts.total("in_flight") is None
-    assert facts.backlog == 200
-    assert of_group([row(), row(group="h")], "g") == [row()]
+    assert total.in_flight is None
+    assert total.backlog == 200
 
 
 @pytest.mark.parametrize("state", ["open", "half-open"])
 @pytest.mark.parametrize("why", ["20 of the last 20 outcomes failed", "most outcomes failed"])
 def test_what_a_breaker_does_fits_into_a_terminal_of_80_columns(state: str, why: str) -> None:
-    facts = GroupFacts(group="g", breaker=BreakerFacts(state=state, why=why, left_s=28.1 if state == "open" else None))
+    facts = group(breaker=BreakerFacts(state=state, why=why, left_s=28.1 if state == "open" else None))
 
     assert len(f"   {stall_reason(facts)}") <= 80

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
-from flowshare.agents.scale.scaling import Demand, ScalePolicy, Scaler, needed, whole
+from flowshare.agents.run.stats import HandlerLook
+from flowshare.ops.figures import PartitionFigures
+from flowshare.ops.rates import HandlerCost, Rates
+from flowshare.ops.scaling import Demand, ScalePolicy, Scaler, needed, whole
 from tests.sim.seeds import drawn
 
 POLICY = ScalePolicy(min=1, max=8, down_after_s=60, up_step=4, down_step=1, pause_s=3)
@@ -190,16 +192,9 @@ def test_a_closed_loop_works_off_a_step_load_without_swinging():
 # --- rates ------------------------------------------------------------------------------------------------------------
 
 
-def rows(*ends: int, finished: int = 0, redeliveries: int | None = 0) -> list[dict]:
+def rows(*ends: int, finished: int = 0, redeliveries: int | None = 0) -> list[PartitionFigures]:
     return [
-        {
-            "group": "g",
-            "topic": "t",
-            "partition": number,
-            "log_end": end,
-            "finished": finished,
-            "redeliveries": redeliveries,
-        }
+        PartitionFigures("g", "t", number, log_end=end, finished=finished, redeliveries=redeliveries)
         for number, end in enumerate(ends)
     ]
 

@@ -9,9 +9,9 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.host.host import Host
-from flowshare.agents.scale.load import STALE_S, LoadWatch
 from flowshare.backend.base import NATIVE
 from flowshare.client.errors import NotConnected, ServerError
+from flowshare.ops.load import STALE_S, LoadWatch
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import Bus
 
@@ -167,10 +167,10 @@ def test_a_look_that_is_too_old_tells_nothing(monkeypatch):
         async def lost(*_: object) -> None:
             raise NotConnected("no server")
 
-        monkeypatch.setattr("flowshare.agents.scale.lag.rows", lost)
+        monkeypatch.setattr("flowshare.ops.reading.partitions", lost)
         await bus.clock.sleep(STALE_S + 3)
 
-        assert watch.rows == ()
+        assert watch.seen.groups == {}
         assert watch.topics() == []
         assert watch.report()["known"] is False
         monkeypatch.undo()
@@ -184,14 +184,14 @@ def test_a_look_that_is_too_old_tells_nothing(monkeypatch):
 def test_what_retention_leaves_is_in_each_row():
     async def call(bus: Bus, watch: LoadWatch) -> None:
         await watch.look()
-        assert watch.rows[0]["retention"] == "kept for ever"
+        assert watch.seen.partitions[0].retention == "kept for ever"
         await bus.host.admin.alter_topic_configs("orders", {"retention.ms": "60000"})
         await bus.advance(61)
         await flow(bus, watch, 2, per_s=1)
 
-        [row] = watch.rows
-        assert row["retention"] == "by retention.ms"
-        assert row["retention_left_s"] == pytest.approx(60 - row["oldest_age_s"])
+        [row] = watch.seen.partitions
+        assert row.retention == "by retention.ms"
+        assert row.retention_left_s == pytest.approx(60 - row.oldest_age_s)
 
     watched(call, handler_s=70.0)
 
@@ -201,15 +201,15 @@ def test_size_and_age_of_the_first_unfinished_record_are_read_from_the_log_when_
         await bus.host.admin.alter_topic_configs("orders", {"retention.bytes": "100000"})
         await flow(bus, watch, 5, per_s=2)
 
-        [row] = watch.rows
-        facts = await bus.host.admin.peek("orders", 0, row["start_offset"])
+        [row] = watch.seen.partitions
+        facts = await bus.host.admin.peek("orders", 0, row.start_offset)
         assert facts is not None
-        assert row["retention"] == "by retention.bytes"
-        behind = row["log_end"] - row["start_offset"]
-        assert row["retention_left_s"] == pytest.approx(
+        assert row.retention == "by retention.bytes"
+        behind = row.log_end - row.start_offset
+        assert row.retention_left_s == pytest.approx(
             (100_000 - behind * facts.record_bytes) / facts.record_bytes / watch.topics()[0]["arrival_rate"]
         )
-        assert await bus.host.admin.peek("orders", 0, row["log_end"]) is None
+        assert await bus.host.admin.peek("orders", 0, row.log_end) is None
 
     watched(call, handler_s=70.0)
 
@@ -232,7 +232,7 @@ def test_a_cooperative_group_is_watched_as_a_share_group_is():
             report = watch.report()
             assert report["needed"] == pytest.approx(0.5, rel=0.15)
             assert (report["workers"], report["known"], report["members"]) == (1, True, 1)
-            assert {row["held_keys"] for row in watch.rows if row["holders"]} == {1.0}
+            assert {row.held_keys for row in watch.seen.partitions if row.holders} == {1.0}
             await bus.run_until_idle()
 
     fs.testing.run(main())

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from flowshare.agents.scale.lag import by_topic
-from flowshare.agents.scale.retention import FINISHED, FOREVER, Keeping, left, read_keeping
+from flowshare.ops.figures import PartitionFigures, of_topics
+from flowshare.ops.retention import FINISHED, FOREVER, Keeping, left, read_keeping
 
 HOUR_MS = 3_600_000
 
@@ -62,19 +62,20 @@ def test_settings_of_topics_are_read():
 
 
 def part(number: int, **facts):
-    known = {"group": "g", "topic": "t", "partition": number, "backlog": 2, "in_flight": 1, "delayed": 0}
-    more = {"redeliveries": 3, "finished": 10, "oldest_age_s": None, "retention_left_s": None, "retention": FOREVER}
-    return {**known, **more, **facts}
+    known = {"backlog": 2, "in_flight": 1, "delayed": 0, "redeliveries": 3, "finished": 10, "retention": FOREVER}
+    return PartitionFigures("g", "t", number, **{**known, **facts})
 
 
 def test_a_topic_is_the_sum_of_its_partitions_and_the_worst_of_them():
-    [row] = by_topic([part(0, oldest_age_s=4.0), part(1, oldest_age_s=9.0, retention_left_s=60.0, retention="by age")])
+    [topic] = of_topics(
+        [part(0, oldest_age_s=4.0), part(1, oldest_age_s=9.0, retention_left_s=6.0, retention="by age")]
+    )
 
-    assert (row["partitions"], row["backlog"], row["in_flight"], row["finished"]) == (2, 4, 2, 20)
-    assert (row["oldest_age_s"], row["retention_left_s"], row["retention"]) == (9.0, 60.0, "by age")
+    assert (topic.partitions, topic.backlog, topic.in_flight, topic.finished) == (2, 4, 2, 20)
+    assert (topic.oldest_age_s, topic.retention_left_s, topic.retention) == (9.0, 6.0, "by age")
 
 
 def test_a_sum_with_an_unknown_part_is_unknown():
-    [row] = by_topic([part(0), part(1, backlog=-1, in_flight=None, finished=None, retention="not known")])
+    [topic] = of_topics([part(0), part(1, backlog=None, in_flight=None, finished=None, retention="not known")])
 
-    assert (row["backlog"], row["in_flight"], row["finished"], row["retention"]) == (-1, None, None, "not known")
+    assert (topic.backlog, topic.in_flight, topic.finished, topic.retention) == (None, None, None, "not known")

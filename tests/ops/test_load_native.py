@@ -9,10 +9,10 @@ import pytest
 import flowshare as fs
 from flowshare.agents.feed.stalls import StallWatch
 from flowshare.agents.host.host import Host
-from flowshare.agents.scale import lag
-from flowshare.agents.scale.rates import Rates
-from flowshare.agents.scale.retention import Facts
+from flowshare.backend.base import NATIVE
 from flowshare.clock import LoopClock
+from flowshare.ops.figures import PartitionFigures
+from flowshare.ops.watcher import Watcher
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ async def finish_one(broker: fs.Broker, group: str, topic: str) -> None:
 def test_age_and_retention_of_the_first_unfinished_record_are_read_from_its_log(kafka, unique):
     topic, group = unique("aged"), unique("group")
 
-    async def look() -> tuple[lag.Rows, lag.Rows]:
+    async def look() -> tuple[PartitionFigures, PartitionFigures]:
         async with fs.Broker(kafka.url) as broker:
             admin, producer, clock = fs.ShareAdmin(broker), fs.Producer(broker), LoopClock()
             await admin.create_topic(topic, configs={"retention.ms": "3600000", "retention.bytes": "1000000"})
@@ -40,23 +40,20 @@ def test_age_and_retention_of_the_first_unfinished_record_are_read_from_its_log(
             await finish_one(broker, group, topic)
             await producer.send(topic, b"x" * 100, timestamp=half_an_hour_ago_ms / 1000)
             await producer.send(topic, b"x" * 100)
-            facts, rates, found = Facts(admin), Rates(), []
-            for second in range(2):
-                facts.begin()
-                rows = await lag.rows(admin, lag.Groups([group]), clock.now_ms(), facts)
-                rates.look(rows, float(second))
-                await lag.add_retention(rows, facts, rates, float(second))
-                found.append(rows)
+            watcher, found = Watcher(clock), []
+            for _ in range(2):
+                found += (await watcher.look(admin, NATIVE, {group: "share"})).partitions
+                await clock.sleep(0.1)
             return found[0], found[1]
 
-    [first], [second] = asyncio.run(look())
+    first, second = asyncio.run(look())
 
-    assert (second["backlog"], second["log_end"], second["in_flight"], second["redeliveries"]) == (2, 3, None, None)
-    assert 1800 <= second["oldest_age_s"] < 2400
-    assert first["retention_left_s"] is None
-    assert "rate of new records is not known" in first["retention"]
-    assert second["retention"] == "by retention.ms"
-    assert second["retention_left_s"] == pytest.approx(3600 - second["oldest_age_s"])
+    assert (second.backlog, second.log_end, second.in_flight, second.redeliveries) == (2, 3, None, None)
+    assert 1800 <= second.oldest_age_s < 2400
+    assert first.retention_left_s is None
+    assert "rate of new records is not known" in first.retention
+    assert second.retention == "by retention.ms"
+    assert second.retention_left_s == pytest.approx(3600 - second.oldest_age_s)
 
 
 def test_fetches_of_a_busy_agent_bring_something(kafka, unique, monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flowshare.agents.scale.scaling import Autoscaler, ScalePolicy, median_report, why
+from flowshare.ops.scaling import Autoscaler, ScalePolicy, median_report, why
 from flowshare.testing import virtual
 from flowshare.testing.clock import LoopTimeClock
 

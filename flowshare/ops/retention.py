@@ -61,7 +61,7 @@ def read_keeping(configs: Mapping[str, str | None]) -> Keeping:
 def left(
     keeping: Keeping,
     *,
-    backlog: int,
+    backlog: int | None,
     oldest_age_s: float | None,
     behind: int | None,
     record_bytes: float | None,
