@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.handler.texts import amount
 from flowshare.cli.lag import spoken
 from flowshare.cli.output import emit_json, headings, say, show
 
@@ -84,7 +85,7 @@ def show_group(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit_json(facts)
         return
-    say(f"cooperative group {facts['group']}: {facts['state']}, {len(facts['members'])} members")
+    say(f"cooperative group {facts['group']}: {facts['state']}, {amount(len(facts['members']), 'member')}")
     rows = [{**spoken(row), "held": f"{row['held_keys']:.0%}"} for row in facts["offsets"]]
     show(
         rows,

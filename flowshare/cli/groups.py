@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flowshare.agents.handler.texts import age
+from flowshare.agents.handler.texts import age, amount
 from flowshare.cli import browse, cooperative
 from flowshare.cli.acting import command
 from flowshare.cli.lag import spoken, stuck_lines
@@ -66,7 +66,7 @@ def describe(group: str, as_json: bool, url: str) -> None:
         emit_json(facts)
         return
     say(
-        f"group {group}: {facts['state']}, {len(facts['members'])} members, "
+        f"group {group}: {facts['state']}, {amount(len(facts['members']), 'member')}, "
         f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
     columns = headings(
@@ -287,7 +287,7 @@ def seed(
         if plan.seeds and not forget_parked:
             await keep_parked(session, group, sorted({one.topic for one in plan.seeds}))
         if members := await session.admin.consumer_members(consumer_group):
-            text = f"consumer group {consumer_group} has {members} members: what they commit from now on is run again"
+            text = f"consumer group {consumer_group} has {amount(members, 'member')}: what is committed now runs again"
             say(text, err=True)
         if execute and plan.seeds:
             await session.admin.place_group(group, {(one.topic, one.partition): one.start for one in plan.seeds})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.cli import logs
 from flowshare.cli.options import SECONDS, broker_options, execute_options, facts_options, log_options
 from flowshare.cli.output import headings, say, show
@@ -179,7 +180,7 @@ def move(
         from flowshare.client.kmq.moving import carry_queue, plan_queue
 
         if members := await session.admin.consumer_members(consumer_group):
-            raise Failure(f"group {consumer_group} has {members} members: stop the queue's consumers first")
+            raise Failure(f"group {consumer_group} has {amount(members, 'member')}: stop the queue's consumers first")
         plan = await plan_queue(session.admin, QueueRules(queue, markers), consumer_group)
         waiting = sum(one.open for one in plan)
         if waiting and not again and execute:

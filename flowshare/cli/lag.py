@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flowshare.agents.handler.texts import age
+from flowshare.agents.handler.texts import age, amount
 from flowshare.cli import pages
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import fitting, headings, left_out, rich_table, say, show
@@ -260,7 +260,7 @@ def stuck_lines(rows: Rows, least: int = STUCK_SHOWN) -> list[str]:
 
 
 def _count(waiting: int) -> str:
-    return "1 record waits" if waiting == 1 else f"{waiting} records wait"
+    return amount(waiting, "record waits", "records wait")
 
 
 STUCK_LINES: Final = 5

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.backend import parse_broker
 from flowshare.cli.options import execute_options, facts_options
 from flowshare.cli.output import NOTHING_DONE, headings, say, show
@@ -86,8 +87,8 @@ async def move_group(
             assert goal is not None
             if plan.again and not yes:
                 raise Failure(
-                    f"{plan.again} finished records of group {group} would run again ({plan.reason}): wait until "
-                    "`flowshare lag` shows a backlog of 0, or add --yes"
+                    f"{amount(plan.again, 'finished record')} of group {group} would run again ({plan.reason}): wait "
+                    "until `flowshare lag` shows a backlog of 0, or add --yes"
                 )
             where = MoveMark(target, fleet_of(places["workers"]), LoopClock().now_ms())
             mark = partial(mark_move, goal.admin, goal.producer, group, where)
@@ -103,8 +104,8 @@ async def _without_retries(source: ShareAdmin, plan: MovePlan) -> MovePlan:
     for part in await source.group_offsets(plan.group_id):
         if part.topic == waiting and part.lag > 0:
             raise Failure(
-                f"{part.lag} records wait in {waiting} for their retry, and workers do not read it: let the group's "
-                "workers go on until `flowshare lag` shows none there, then move it"
+                f"{amount(part.lag, 'record waits', 'records wait')} in {waiting} for a retry, and workers do not read "
+                "it: let the group's workers go on until `flowshare lag` shows none there, then move it"
             )
     return replace(plan, moves=[one for one in plan.moves if one.topic != waiting])
 
@@ -149,7 +150,7 @@ def _show_plan(plan: MovePlan, *, as_json: bool) -> None:
     if plan.delayed:
         say(f"{plan.delayed} released records wait for their delay; it ends with the move", err=True)
     if plan.again:
-        say(f"{plan.again} finished records will run again: {plan.reason}", err=True)
+        say(f"{amount(plan.again, 'finished record')} will run again: {plan.reason}", err=True)
 
 
 def _done(plan: MovePlan, target: Where, *, keep: bool) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.cli.cooperative import groups_of
 from flowshare.cli.options import broker_options, facts_options
 from flowshare.cli.output import emit_json, headings, say, show
@@ -49,7 +50,7 @@ def create(name: str, partitions: int, configs: tuple[str, ...], url: str) -> No
 
     settings = dict(pair(text, "--config") for text in configs)
     run(url, lambda session: session.admin.create_topic(name, partitions=partitions, configs=settings), create=True)
-    say(f"created topic {name} with {partitions} partition{'s' if partitions > 1 else ''}")
+    say(f"created topic {name} with {amount(partitions, 'partition')}")
 
 
 @topics.command("describe")
@@ -86,7 +87,7 @@ def grow(name: str, partitions: int, breaks_order: bool, url: str) -> None:
         await session.admin.create_partitions(name, partitions, breaks_order=breaks_order)
 
     run(url, call, groups=True)
-    say(f"topic {name} has {partitions} partitions")
+    say(f"topic {name} has {amount(partitions, 'partition')}")
 
 
 @topics.command("delete")

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from flowshare.agents.handler.texts import age, clip
+from flowshare.agents.handler.texts import age, amount, clip
 from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE
 from flowshare.ops.figures import GroupFigures, StuckKey
 
@@ -62,7 +62,7 @@ def parked_keys(group: str, count: int, topic: str = "") -> str | None:
     if not count:
         return None
     of = f" of {topic}" if topic else ""
-    told = f"1 key{of} is parked, its" if count == 1 else f"{count} keys{of} are parked, their"
+    told = amount(count, f"key{of} is parked, its", f"keys{of} are parked, their")
     return f"{told} records become dead letters, unrun: `flowshare dlq parked {group}`"
 
 
@@ -81,7 +81,7 @@ def _told(figures: GroupFigures) -> str | None:
 
 def _nobody(figures: GroupFigures, backlog: int) -> str | None:
     if figures.members == 0:
-        return f"no members: nobody takes the {backlog} unfinished records"
+        return f"no members: nobody takes the {amount(backlog, 'unfinished record')}"
     if figures.assigned == 0 and figures.members:
         return f"none of its {figures.members} members was given a partition yet"
     return None
@@ -105,7 +105,7 @@ def _stuck(figures: GroupFigures, backlog: int) -> str:
         return behind  # also if members hold them all: they work on the heads that others wait for
     if in_flight and in_flight + delayed >= backlog:
         waiting = f", and {delayed} wait for the end of a delay" if delayed else ""
-        return f"all that can be is in flight: {in_flight} records{_held_by(figures, in_flight)}{waiting}"
+        return f"all that can be is in flight: {amount(in_flight, 'record')}{_held_by(figures, in_flight)}{waiting}"
     limit = _number(figures.settings.get(MAX_IN_FLIGHT))
     if 0 < limit <= in_flight:
         held = f"{in_flight} records are in flight{_held_by(figures, in_flight)}"
@@ -151,13 +151,13 @@ def _not_handed_out(figures: GroupFigures, backlog: int, in_flight: int) -> str:
         held = f", {in_flight} are in flight{_held_by(figures, in_flight)}" if in_flight else ""
         return _with_error(figures, f"nothing of {backlog} records is finished{held}")
     if rate not in ("", "0"):
-        return f"{MAX_RATE}={rate} hands out no more at present ({backlog} records wait)"
+        return f"{MAX_RATE}={rate} hands out no more at present ({amount(backlog, 'record waits', 'records wait')})"
     if in_flight:
         return (
             f"{in_flight} of {backlog} unfinished records are in flight{_held_by(figures, in_flight)}, and a "
             "partition's limit of locks or its window (share.partition.max.window) may be full"
         )
-    return f"{backlog} records are free, and nobody takes them"
+    return amount(backlog, "record is free, and nobody takes it", "records are free, and nobody takes them")
 
 
 def _failing(figures: GroupFigures) -> str | None:

@@ -477,7 +477,7 @@ async def test_of_transactions_only_what_is_committed_is_handled_and_an_open_one
         ("key", fs.Header("customer"), "share.key.order of group t.agent cannot change while it has members"),
         (fs.Header("customer"), "key", "share.key.order of group t.agent cannot change while it has members"),
         (None, "key", "share.key.order of group t.agent cannot change while it has members"),
-        ("key", None, "has 1 members and delivers in an order .*give all agents of the group order='key'"),
+        ("key", None, "has 1 member and delivers in an order .*give all agents of the group order='key'"),
         (fs.Header("customer"), None, r"give all agents of the group order=fs.Header\('customer'\)"),
     ],
 )

@@ -255,7 +255,7 @@ def test_sigusr1_prints_what_is_in_flight(shop):
     # The handler may still be writing that it began; asked again, it sleeps.
     log = blocking_until(asked, good=lambda log: "await asyncio.sleep(order.get" in log, look_s=0.5)
 
-    assert "in flight: 1 records" in log
+    assert "in flight: 1 record\n" in log
     assert "bill orders-0@0 attempt 1" in log
 
 

@@ -128,7 +128,7 @@ async def test_records_that_wait_for_a_retry_keep_a_group_where_it_is(cluster):
         await producer.close()
         await admin.place_group(cluster.group, {(cluster.topic, 0): 3, (waiting, 0): 0})
 
-        with pytest.raises(Failure, match="1 records wait in"):
+        with pytest.raises(Failure, match="1 record waits in"):
             await cluster.move("workers")
         await admin.place_group(cluster.group, {(waiting, 0): 1})
         assert [one.topic for one in (await cluster.move("workers")).moves] == [cluster.topic]

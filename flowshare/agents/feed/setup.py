@@ -16,6 +16,7 @@ from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.order import HEADER_PREFIX
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.send import topic_name
+from flowshare.agents.handler.texts import amount
 from flowshare.backend.base import BackendError, Capabilities
 from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, MAX_RATE, ShareAdmin
 from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, widen
@@ -371,7 +372,7 @@ async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
     as_option = f"fs.Header({order.removeprefix(HEADER_PREFIX)!r})" if order.startswith(HEADER_PREFIX) else repr(order)
     if members:
         raise UsageError(
-            f"agent {agent.name}: group {agent.group} has {members} members and delivers in an order "
+            f"agent {agent.name}: group {agent.group} has {amount(members, 'member')} and delivers in an order "
             f"({KEY_ORDER}={order}), and this agent has none: give all agents of the group order={as_option}, or stop "
             f"them and take the order from the group (flowshare groups config {agent.group} {KEY_ORDER}=)"
         )
@@ -427,8 +428,8 @@ async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[
         return ""
     texts = (f"{name}={wanted[name] or 'the default'} (was {was})" for name, was in sorted(others.items()))
     return (
-        f"{members} members, and its settings were others than this worker's; from now on they are for all of them: "
-        f"{', '.join(texts)}. Give all workers of a group the same options."
+        f"{amount(members, 'member')}, and its settings were others than this worker's; from now on they are for all "
+        f"of them: {', '.join(texts)}. Give all workers of a group the same options."
     )
 
 
@@ -493,7 +494,7 @@ def _left_by(offsets: Iterable[SharePartitionOffsets], agent: ShareAgent, *, beg
     parts = [part for part in offsets if part.topic in agent.topics]
     backlog = sum(max(0, part.lag) for part in parts)
     if backlog:
-        return f"{backlog} unfinished records of the same topic"
+        return f"{amount(backlog, 'unfinished record')} of the same topic"
     if begins and any(part.start_offset > 0 for part in parts):
         start = agent.options.auto_offset_reset
         return f"finished records of the same topic, on which the new group begins anew (start {start})"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.agents.handler.texts import amount
 from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED, ShareAdmin
 from flowshare.client.errors import ClientError
 
@@ -137,7 +138,9 @@ def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason
     limit = int(configs.get(MAX_IN_FLIGHT, "0"))
     if 0 < limit <= in_flight:
         return Reason(
-            f"{in_flight} records are in flight in the group, and its max_in_flight={limit} allows no more", normal=True
+            f"{amount(in_flight, 'record is', 'records are')} in flight in the group, and its max_in_flight={limit} "
+            "allows no more",
+            normal=True,
         )
     if (rate := configs.get(MAX_RATE, "0")) != "0":
         return Reason(f"the group's max_rate={rate} hands out no more at present", normal=True)
@@ -163,7 +166,11 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
         return Reason("every record of the topic is finished", normal=True)
     waiting = {(part.topic, part.partition) for part in offsets if part.lag > 0}
     if not waiting & assigned:
-        return Reason(f"{backlog} unfinished records lie in partitions that are assigned to other members", normal=True)
+        return Reason(
+            f"{amount(backlog, 'unfinished record lies', 'unfinished records lie')} in partitions that are assigned to "
+            "other members",
+            normal=True,
+        )
     if any(part.in_flight < 0 for part in offsets):
         return Reason(
             f"{backlog} records are unfinished, and brokers do not tell how many of them members hold: it may be all, "
@@ -188,8 +195,11 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
         return _of_blocked(offsets, blocked, backlog, all_known=in_flight + delayed + blocked >= backlog)
     if in_flight:
         return Reason(
-            f"{backlog} records are unfinished and {in_flight} in flight: the group's limit of records in flight "
-            "(share.partition.max.record.locks) or its window (share.partition.max.window) may be reached",
+            f"{amount(backlog, 'record is', 'records are')} unfinished and {in_flight} in flight: the group's limit of "
+            "records in flight (share.partition.max.record.locks) or its window (share.partition.max.window) may be "
+            "reached",
             normal=False,
         )
-    return Reason(f"{backlog} records are unfinished and free, but the group hands none out", normal=False)
+    return Reason(
+        f"{amount(backlog, 'record is', 'records are')} unfinished and free, but the group hands none out", normal=False
+    )

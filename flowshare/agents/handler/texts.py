@@ -114,6 +114,12 @@ def clip(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def amount(count: int, one: str, several: str = "") -> str:
+    """Return a count with what is counted: `1 record`, `2 records`. several: the words for any other number than 1,
+    where they are not `one` with an s."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def age(seconds: float | None) -> str:
     """Format a duration for people: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h; `-` for None."""
     if seconds is None or seconds < 0:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from flowshare.agents.handler.texts import amount
 from flowshare.printable import printable
 
 _FRAMES_MAX: Final = 12
@@ -53,7 +54,7 @@ def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
     who = "" if worker is None else f"[{worker}] "
     if not found:
         return f"{who}in flight: nothing\n"
-    lines = [f"{who}in flight: {len(found)} records\n"]
+    lines = [f"{who}in flight: {amount(len(found), 'record')}\n"]
     for row in found:
         where = f"{row['topic']}-{row['partition']}@{row['offset']}"
         lines.append(

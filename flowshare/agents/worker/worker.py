@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flowshare.agents.app.app import App
+from flowshare.agents.handler.texts import amount
 from flowshare.agents.host import inflight
 from flowshare.agents.host.host import Host, HostSettings, PartFactory
 from flowshare.agents.host.service import run_through
@@ -222,9 +223,8 @@ class _Worker:
 
     def _on_ready(self, took_s: float) -> None:
         at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
-        count = len(self._host.runtimes)
-        plural = "" if count == 1 else "s"
-        logger.info("ready after %.2f s: %d agent%s%s (process %d)", took_s, count, plural, at, os.getpid())
+        agents = amount(len(self._host.runtimes), "agent")
+        logger.info("ready after %.2f s: %s%s (process %d)", took_s, agents, at, os.getpid())
         report_ready(self._host.address)
         if supervised():
             self._host.service.submit(self._end_when_orphaned)
