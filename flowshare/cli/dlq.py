@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.cli.acting import command
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import emit_json, headings, say, show
@@ -71,7 +72,8 @@ def show_letters(
             if letter["is_letter"] and wanted.takes(letter):
                 found.append(letter)
         if others and not found:
-            raise Failure(f"{others} records of {topic} are no dead letters; `flowshare dlq ls` lists the right topics")
+            told = amount(others, f"record of {topic} is no dead letter", f"records of {topic} are no dead letters")
+            raise Failure(f"{told}; `flowshare dlq ls` lists the right topics")
         return found, await replayed_in(session.admin, topic)
 
     found, replayed = run(url, call)
@@ -140,7 +142,7 @@ def _check_matched(done: Replay, topic: str, wanted: LetterFilter) -> None:
 
 
 def _parked_text(key: ParkedReplay, topic: str) -> str:
-    text = f"the parked key {text_of(key.key)} of group {key.group}: its {key.letters} letters, in order"
+    text = f"the parked key {text_of(key.key)} of group {key.group}: its {amount(key.letters, 'letter')}, in order"
     if key.gone:
         offsets = ", ".join(map(str, key.gone))
         text += f"; those of the offsets {offsets} are not in {topic} any more, and others may be missing between them"
@@ -159,8 +161,8 @@ def _tell_of_others(done: Replay, topic: str, *, deleted: bool) -> None:
         )
     if done.lost:
         say(
-            f"{len(done.lost)} letters have no record, and it is in its topic no more: if they were of parked keys, "
-            "these go on without them",
+            f"{amount(len(done.lost), 'letter has', 'letters have')} no record, and it is in its topic no more: parked "
+            "keys that it was of go on without it",
             err=True,
         )
     if done.bare:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from flowshare.agents.handler.texts import amount
 from flowshare.client.errors import ServerError, Unsupported
 from flowshare.ops import Failure
 from flowshare.protocol.errors import ErrorCode
@@ -87,7 +88,7 @@ async def parked_count(admin: ShareAdmin, group: str, topics: Sequence[str]) -> 
 
 def parked_text(group: str, count: int) -> str:
     """Return a number of parked keys as a sentence."""
-    return f"group {group} has {count} parked keys (flowshare dlq parked {group})"
+    return f"group {group} has {amount(count, 'parked key')} (flowshare dlq parked {group})"
 
 
 async def keep_parked(session: CommandSession, group: str, topics: Sequence[str]) -> None:

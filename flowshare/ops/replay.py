@@ -16,10 +16,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.texts import amount, said
 from flowshare.client.errors import ClientError, IllegalState, ServerError, Unsupported
 from flowshare.ops import Failure
-from flowshare.ops.letters import ROUND, is_own, letter_of, place_text, read_letters
+from flowshare.ops.letters import ROUND, is_own, letter_of, place_text, read_letters, text_of
 from flowshare.ops.session import CommandSession
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.key_hash import KeyOrder, key_name
@@ -85,9 +85,9 @@ class Replay:
         self.bare = 0
         """Letters without their record."""
         self.refused = 0
-        """Letters that cannot be sent: too large, or for a topic that cannot be made."""
+        """Letters that cannot be sent (too large, or for a topic that cannot be made), and parked keys with such."""
         self._refusals: list[str] = []
-        """The first refused letters, each with the reason."""
+        """The first refused letters and keys, each with the reason."""
         self._pending: list[dict[str, Any]] = []
         self.sent: dict[str, int] = {}
         self._parked = ParkedLookup(session.admin)
@@ -113,7 +113,8 @@ class Replay:
                 await self.run(wanted, limit)
             await self.run_parked()
         except asyncio.CancelledError:
-            self._session.reporter.tell(f"{self.done} letters were replayed; another replay goes on with the rest")
+            told = amount(self.done, "letter was", "letters were")
+            self._session.reporter.tell(f"{told} replayed; another replay goes on with the rest")
             raise
 
     def _at_once(self, most: int) -> int:
@@ -190,7 +191,7 @@ class Replay:
             await self._session.admin.delete_records(self._topic, partition, end)
 
     def why_refused(self) -> str:
-        """Say how many letters cannot be sent, which the first ones are, and why."""
+        """Say how many letters and keys cannot be sent, which the first ones are, and why."""
         more = self.refused - len(self._refusals)
         text = f"{self.refused} cannot be sent: {'; '.join(self._refusals)}"
         return f"{text}; and {more} more" if more else text
@@ -249,15 +250,15 @@ class Replay:
     async def _send_letters(
         self, to_send: Mapping[KeyAt, list[Message]], places: Mapping[KeyAt, list[tuple[int, int]]]
     ) -> None:
-        """Send keys' letters, and remember those of keys that were sent whole. Raises: ClientError, the first one."""
-        errors: list[ClientError] = []
+        """Send keys' letters, and remember those of keys that were sent whole; the others stay parked."""
         for topic in dict.fromkeys(at.topic for at in to_send):
             keys = [at for at in to_send if at.topic == topic]
             failed = await self._send(topic, [(at, message) for at in keys for message in to_send[at]])
-            errors += failed.values()
             await self.before.add([place for at in keys if at not in failed for place in places[at]])
-        if errors:
-            raise errors[0]
+            for at, error in failed.items():
+                self._refuse(f"the parked key {text_of(at.key)} of group {at.group}, which stays parked", error)
+                self._uncount(topic, len(to_send[at]))
+                self.parked = [one for one in self.parked if (one.group, one.key) != (at.group, at.key)]
 
     async def _send(self, topic: str, messages: Sequence[tuple[K, Message]]) -> dict[K, ClientError]:
         """Send what belongs to something; the first error of each that was not sent whole."""
@@ -323,21 +324,24 @@ class Replay:
             if sent := [place for place, _ in messages if place not in failed]:
                 await self.before.add(sent)
             for place, error in failed.items():
-                self._refuse(name, place, error)
+                partition, offset = place
+                self._refuse(f"{self._topic}-{partition}@{offset}", error)
+                self._uncount(name, 1)
 
-    def _refuse(self, to: str, place: tuple[int, int], error: ClientError) -> None:
-        """Count a letter that cannot be sent, so that the others can. Raises: the error, when it is of no letter."""
+    def _refuse(self, what: str, error: ClientError) -> None:
+        """Count a letter or key that cannot be sent, so that the others can. Raises: an error that is of neither."""
         from flowshare.client.producer.channel import out_of_time
 
         if out_of_time(error) or isinstance(error, IllegalState):
             raise error
         self.refused += 1
-        self.sent[to] -= 1
+        if len(self._refusals) < REFUSALS_SHOWN:
+            self._refusals.append(f"{what} ({said(error, REFUSAL_MAX)})")
+
+    def _uncount(self, to: str, letters: int) -> None:
+        self.sent[to] -= letters
         if not self.sent[to]:
             del self.sent[to]
-        if len(self._refusals) < REFUSALS_SHOWN:
-            partition, offset = place
-            self._refusals.append(f"{self._topic}-{partition}@{offset} ({said(error, REFUSAL_MAX)})")
 
 
 def why_bare(count: int) -> str:

@@ -613,7 +613,7 @@ def test_the_lag_of_a_group_or_topic_that_is_not_there_says_which_are(shell):
 def test_a_topic_without_dead_letters_is_told_so(shell):
     shell("send", "orders", "x")
 
-    assert "1 records of orders are no dead letters" in shell("dlq", "show", "orders", code=1)
+    assert "1 record of orders is no dead letter" in shell("dlq", "show", "orders", code=1)
 
 
 def test_dead_letters_of_the_server_are_shown_and_replayed_like_an_agents(shell):

@@ -128,7 +128,7 @@ def test_a_letter_without_its_record_which_is_gone_is_told(shell):
     shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).delete_records("in", 0, 1))
 
     told = shell.both("dlq", "replay", "t.agent.dlq")
-    assert "1 letters have no record, and it is in its topic no more" in told
+    assert "1 letter has no record, and it is in its topic no more" in told
     assert handled(shell, declares=False, records=3) == [2]
 
 
@@ -146,7 +146,7 @@ def test_a_letter_that_names_its_key_is_not_sent_without_its_record(shell):
     shell.beside(bare)
     shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).delete_records("in", 0, 3))
 
-    assert "1 letters have no record" in shell.both("dlq", "replay", "t.agent.dlq")
+    assert "1 letter has no record" in shell.both("dlq", "replay", "t.agent.dlq")
     assert handled(shell, records=5) == [0, 2]
 
 
@@ -166,6 +166,21 @@ def test_a_replay_of_which_a_record_cannot_be_sent_leaves_the_key_parked_and_is_
     assert shell("dlq", "replay", "t.agent.dlq").startswith("2 replayed to in")
     assert handled(shell, declares=False, records=7) == [0, 2]
     assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_a_parked_key_that_cannot_be_sent_whole_is_told_and_the_keys_behind_it_are_replayed(shell, monkeypatch):
+    monkeypatch.setattr("flowshare.ops.replay.KEYS_AT_ONCE", 1)
+    narrow(shell, "in", 340)
+    shell("topics", "create", "t.agent.dlq")
+    sent(shell, 0, pad=200)
+    sent(shell, 1)
+    assert handled(shell, poison={0, 1}, declares=False, records=2) == []
+
+    said = shell("dlq", "replay", "t.agent.dlq", code=1)
+    assert "1 cannot be sent: the parked key a of group t.agent, which stays parked (" in said
+    assert "MESSAGE_TOO_LARGE" in said
+    assert handled(shell, declares=False, records=3) == [1]
+    assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["a"]
 
 
 def test_a_key_that_is_parked_while_a_replay_runs_is_replayed_whole(shell, monkeypatch):
@@ -240,7 +255,7 @@ def test_new_positions_forget_no_parked_keys_unless_told_to(shell):
     handled(shell, poison={0}, records=2)
 
     for command in (("--to-latest",), ("--to-latest", "--execute")):
-        assert "group t.agent has 1 parked keys" in shell("groups", "reset-offsets", "t.agent", *command, code=1)
+        assert "group t.agent has 1 parked key " in shell("groups", "reset-offsets", "t.agent", *command, code=1)
     assert len(shell.json("dlq", "parked", "t.agent")) == 1
     shell("groups", "reset-offsets", "t.agent", "--to-latest", "--execute", "--forget-parked")
     assert shell.json("dlq", "parked", "t.agent") == []
@@ -261,7 +276,7 @@ def test_positions_that_are_deleted_or_taken_from_a_consumer_group_forget_no_par
         ("seed", "t.agent", "--from-consumer-group", "old"),
         ("seed", "t.agent", "--from-consumer-group", "old", "--execute"),
     ):
-        assert "group t.agent has 1 parked keys" in shell("groups", *command, code=1)
+        assert "group t.agent has 1 parked key " in shell("groups", *command, code=1)
     assert len(shell.json("dlq", "parked", "t.agent")) == 1
     shell("groups", "seed", "t.agent", "--from-consumer-group", "old", "--execute", "--forget-parked")
     assert shell.json("dlq", "parked", "t.agent") == []
