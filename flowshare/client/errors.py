@@ -56,6 +56,8 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for the right to use the group",
     ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or delete it first",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "topic names have 1 to 249 of the characters a-z A-Z 0-9 . _ -",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "start as many brokers as their default.replication.factor says, lower that "
+    "setting of theirs, or make the topic by hand",
     ErrorCode.INVALID_PARTITIONS: "ask for at least one partition, and for more than there are when adding some",
     ErrorCode.UNSUPPORTED_VERSION: "the server does not offer this; use a newer one",
     ErrorCode.NON_EMPTY_GROUP: "stop the group's members first (flowshare groups members)",

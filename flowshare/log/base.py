@@ -83,6 +83,10 @@ class StorageFull(StorageError):
     """The disk has no room. Stored data can be read; writing goes on when the disk has room again."""
 
 
+class TooFewBrokers(StorageError):
+    """A topic cannot be made: it needs more brokers than run now. A restart of a broker passes, a setting does not."""
+
+
 class InDoubt(StorageError):
     """A write failed, and the storage ended before the write's outcome was known: stored or not.
 

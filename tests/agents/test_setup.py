@@ -89,6 +89,43 @@ async def test_settings_that_are_refused_are_not_tried_again():
     assert admin.asked == 1
 
 
+class Brokers(Admin):
+    """No topic is there, and for so many tries brokers are too few to make one."""
+
+    async def describe_topic(self, name: str) -> None:
+        raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {name}")
+
+    async def create_topic(self, name: str, **_: Any) -> None:
+        self.asked += 1
+        if self.left:
+            self.left -= 1
+            raise ServerError(self.code, "factor 3 larger than available brokers 2", about=f"creating topic {name}")
+
+    async def alter_group_configs(self, group_id: str, configs: Any, *, dry_run: bool = False) -> None:
+        """All are taken."""
+
+
+async def test_a_topic_that_cannot_be_made_while_a_broker_restarts_is_made_when_it_is_back():
+    clock, admin = ManualClock(), Brokers(ErrorCode.INVALID_REPLICATION_FACTOR, 3)
+
+    start = starting(admin, clock)
+    await clock.advance(3 * PREPARE_PAUSE_S)
+
+    assert (await start).locks > 0
+    assert admin.left == 0
+
+
+async def test_a_topic_that_needs_more_brokers_than_there_are_is_told_of_with_the_setting_to_change():
+    clock, admin = ManualClock(), Brokers(ErrorCode.INVALID_REPLICATION_FACTOR, 1_000)
+
+    start = starting(admin, clock)
+    await clock.advance(PREPARE_TRIES * PREPARE_PAUSE_S)
+
+    with pytest.raises(BackendError, match=r"as their default\.replication\.factor says, lower that setting"):
+        await start
+    assert admin.asked == PREPARE_TRIES
+
+
 async def test_a_setting_that_the_groups_leader_does_not_know_says_that_it_is_of_an_older_release():
     admin = Admin(ErrorCode.INVALID_CONFIG, 1, "unknown setting 'share.key.order'")
 

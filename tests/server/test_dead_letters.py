@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowshare.log.base import CorruptBatches, ReadResult, StorageDamaged, StorageError, UnknownTopic
+from flowshare.log.base import CorruptBatches, ReadResult, StorageDamaged, StorageError, TooFewBrokers, UnknownTopic
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import (
     CreateTopicRequest,
@@ -18,6 +18,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.runtime.state import ShareKey
+from flowshare.server.share.dead_letters import TOO_FEW_S
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, ranges, reject, release, world
 
@@ -239,6 +240,26 @@ async def test_a_dead_letter_waits_for_a_disk_that_is_full_for_long() -> None:
 
         assert len(await letters(w)) == 1
         assert w.server.stats()["failed_dead_letters"] == 0
+
+
+async def test_a_topic_that_needs_more_brokers_than_run_is_waited_for_ten_minutes_and_not_again(caplog) -> None:
+    async with world(configs=DLQ) as w:
+        at, m = await w.held(1)
+        error = TooFewBrokers("INVALID_REPLICATION_FACTOR; lower that setting")
+
+        with patch.object(w.storage, "create_topic", side_effect=error):
+            await m.acknowledge({at: [reject(0)]})
+            await w.clock.advance(TOO_FEW_S - 1)
+            assert w.server.stats()["failed_dead_letters"] == 0
+            await w.clock.advance(200)
+            assert w.server.stats()["failed_dead_letters"] == 1
+            assert "dead letters are given up: INVALID_REPLICATION_FACTOR; lower that setting" in caplog.text
+
+            await w.produce(1)
+            await m.fetch()
+            await m.acknowledge({at: [reject(1)]})
+            await w.clock.advance(60)
+            assert w.server.stats()["failed_dead_letters"] == 2
 
 
 async def test_a_record_that_cannot_be_read_has_a_dead_letter_without_content() -> None:

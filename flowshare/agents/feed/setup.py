@@ -74,7 +74,7 @@ async def retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[
         try:
             return await call()
         except (ConnectionLost, NotConnected, ServerError) as error:
-            if isinstance(error, ServerError) and not error.retriable:
+            if isinstance(error, ServerError) and not _may_pass(error):
                 raise
             if tried == PREPARE_TRIES:
                 raise BackendError(
@@ -84,6 +84,11 @@ async def retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[
             logger.info("agent=%s is set up again, tried %d of %d: %s", agent.name, tried, PREPARE_TRIES, error)
         await clock.sleep(PREPARE_PAUSE_S)
     raise AssertionError("the last try returns or raises")
+
+
+def _may_pass(error: ServerError) -> bool:
+    """Tell if the same request can succeed later: while a broker is away, the others may be too few for a new topic."""
+    return error.retriable or error.code is ErrorCode.INVALID_REPLICATION_FACTOR
 
 
 async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, groups: ShareAdmin) -> None:
@@ -234,7 +239,7 @@ async def need_topic(
     try:
         await admin.create_topic(name, partitions=partitions, configs=wide, exist_ok=True, dry_run=dry_run)
     except ServerError as error:
-        if error.retriable:
+        if _may_pass(error):
             raise
         if wide == configs:
             raise UsageError(

@@ -14,6 +14,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from flowshare.client import errors
 from flowshare.client.errors import ClientError, Unsupported
 from flowshare.client.net.topology import NOBODY
 from flowshare.fleet.log.chunk import Parsed, parse
@@ -27,6 +28,7 @@ from flowshare.log.base import (
     OffsetOutOfRange,
     RecordsTooLarge,
     StorageError,
+    TooFewBrokers,
     TopicExists,
     UnknownTopic,
 )
@@ -69,9 +71,9 @@ ERRORS: Final[dict[ErrorCode, type[LogError]]] = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: LogError,
     ErrorCode.POLICY_VIOLATION: LogError,
     ErrorCode.INVALID_CONFIG: LogError,
+    ErrorCode.INVALID_REPLICATION_FACTOR: TooFewBrokers,
 }
-"""Errors of brokers as errors of the log; all others are StorageError, which may pass by itself. So may
-INVALID_REPLICATION_FACTOR: while a broker is down there may be too few for the default."""
+"""Errors of brokers as errors of the log; all others are StorageError, which may pass by itself."""
 _BY_HAND: Final = "make the topic by hand, as the brokers want it"
 ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant the workers' user READ and DESCRIBE on the topic (and WRITE on a "
@@ -79,8 +81,7 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "grant the workers' user CREATE on the topic, or make it by hand",
     ErrorCode.POLICY_VIOLATION: _BY_HAND,
     ErrorCode.INVALID_CONFIG: _BY_HAND,
-    ErrorCode.INVALID_REPLICATION_FACTOR: "start as many brokers as their default.replication.factor says, or make "
-    "the topic by hand",
+    ErrorCode.INVALID_REPLICATION_FACTOR: errors.ADVICE[ErrorCode.INVALID_REPLICATION_FACTOR],
 }
 
 

@@ -2,7 +2,7 @@
 
 A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
 never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a disk
-that refuses is waited for (SG-15.4).
+that refuses is waited for, and for a time brokers that are too few for a new topic (SG-15.4).
 
 The right to have the server copy: the principal that last changed one of a group's dead-letter settings at a socket is
 kept with them, and at each writing has to be allowed to READ the source. While it is not, the dead letter has its
@@ -27,6 +27,7 @@ from flowshare.log.base import (
     RecordsTooLarge,
     StorageDamaged,
     StorageError,
+    TooFewBrokers,
     TopicExists,
     UnknownTopic,
 )
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 5
+TOO_FEW_S: Final = 600.0
+"""Seconds from the first refusal on for which brokers that are too few for a new topic cost no try: restarts of brokers
+take less."""
 PARK_AGAIN_S: Final = 5.0
 """Seconds before another try for records whose keys could not be parked, as too many are."""
 CHUNK_RECORDS: Final = 500
@@ -80,6 +84,8 @@ class DeadLetters:
         self.authorizer: Authorizer = Authorizer()
         """The authorizer of the server's sockets."""
         self._tasks: dict[PartitionOwner, asyncio.Task[None]] = {}
+        self._too_few_since: dict[str, float] = {}
+        """Missing topics for which brokers are too few, with the time of the first refusal."""
 
     def start(self, owner: PartitionOwner) -> None:
         """Write the dead letters of a share-partition, unless that is under way."""
@@ -158,7 +164,7 @@ class DeadLetters:
                 await self._write(owner, chunk)
             except (LogError, DecodeError, CoreError) as error:
                 failures += 1
-                left -= not isinstance(error, StorageError)
+                left -= not self._may_pass(owner.config.dead_letter_topic or "", error)
                 if left and not isinstance(error, InvalidTopic | RecordsTooLarge):
                     logger.warning("dead letters could not be written, tried again: %s %s", error, _where(owner, chunk))
                     await self._clock.sleep(SLOW.after(failures))
@@ -168,6 +174,13 @@ class DeadLetters:
             else:
                 self._stats.dead_letters += count
             break
+
+    def _may_pass(self, topic: str, error: Exception) -> bool:
+        """Tell if an error costs no try."""
+        if not isinstance(error, TooFewBrokers):
+            return isinstance(error, StorageError)
+        now_s = self._clock.monotonic()
+        return now_s - self._too_few_since.setdefault(topic, now_s) < TOO_FEW_S
 
     async def _write(self, owner: PartitionOwner, chunk: Archiving) -> None:
         name = owner.config.dead_letter_topic
@@ -215,6 +228,7 @@ class DeadLetters:
                 topic = await self._storage.create_topic(name, partitions=1)
             except TopicExists:
                 topic = self._storage.topics()[name]
+        self._too_few_since.pop(name, None)
         return topic
 
     async def _originals(self, owner: PartitionOwner, chunk: Archiving) -> dict[int, DecodedRecord]:
