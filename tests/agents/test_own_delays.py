@@ -8,7 +8,8 @@ import uuid
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.delays import HOLD_S, OTHERS_S, REWRITE_S
+from flowshare.agents.feed import delays
+from flowshare.agents.feed.delays import HOLD_S, OTHERS_S, REWRITE_S, UNREAD_S
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.handler.retry_headers import origin_of
 from flowshare.backend.base import Capabilities, Feature, Leader
@@ -267,6 +268,40 @@ async def test_a_record_whose_agent_is_away_waits_in_the_retry_topic_until_it_is
     assert copies < 600 / OTHERS_S[1] + 5, "it is written anew now and then only"
 
 
+def of_another(due_ms):
+    """Headers of a record that waits for an agent that reads `another`."""
+    place = {"topic": "another", "topic_id": uuid.UUID(int=1), "partition": 0, "offset": 7, "attempts": 1}
+    said = place | {"due": due_ms, "timestamp": 1}
+    return {f"flowshare.retry.{name}": str(value).encode() for name, value in said.items()}
+
+
+@pytest.mark.flowshare
+@pytest.mark.parametrize("letters", [True, False])
+async def test_a_record_whose_agent_never_comes_is_a_dead_letter_a_day_after_it_was_due(monkeypatch, letters):
+    monkeypatch.setattr(delays, "SEEN_S", 120)
+    app = one_agent(failing(0, []), **({} if letters else {"dead_letter": None}))
+
+    async with fs.testing.harness(app) as bus:
+        late = bus.clock.now_ms() - round(UNREAD_S * 1000)
+        for key, due_ms in ((b"late", late), (b"new", bus.clock.now_ms())):
+            await bus.send("t.agent.retry", b"x", key=key, headers=of_another(due_ms))
+        await bus.advance(100)
+        assert bus.records("t.agent.dlq") == [], "other agents of the group may be about to start"
+        await bus.advance(60)
+        found = [(one.key, dict(one.headers)) for one in bus.records("t.agent.dlq")]
+        copies = len(bus.records("t.agent.retry"))
+        await bus.advance(60)
+
+        assert [key for key, _ in found] == ([b"late"] if letters else [])
+        for _, headers in found:
+            place = [headers[f"flowshare.dlq.{name}"] for name in ("topic", "offset")]
+            assert place == [b"another", b"7"]
+            assert "was due 24 h ago, and no agent of group t.agent that reads another" in (
+                headers["flowshare.dlq.reason"].decode()
+            )
+        assert len(bus.records("t.agent.retry")) > copies, "what is not over yet goes on waiting"
+
+
 @pytest.mark.parametrize("options", [{}, {"batch": fs.Batch(2, within=0.1)}])
 def test_what_cannot_be_read_in_a_retry_topic_is_a_dead_letter_and_those_beside_it_are_handled(options, monkeypatch):
     seen = []
@@ -416,10 +451,7 @@ async def test_a_keyed_record_of_an_agent_that_reads_another_partition_of_the_re
         await app.host.admin.create_partitions("t.agent.retry", 3)
         app.host.producer.forget_topic("t.agent.retry")
         await bus.advance(2_000)  # members of a test ask seldom for their partitions
-        place = {"topic": "another", "topic_id": uuid.UUID(int=1), "partition": 0, "offset": 7, "attempts": 1}
-        due = {"due": bus.clock.now_ms(), "timestamp": 1}
-        copied = {f"flowshare.retry.{name}": str(value).encode() for name, value in (place | due).items()}
-        await bus.send("t.agent.retry", b"x", key=b"k", headers=copied)
+        await bus.send("t.agent.retry", b"x", key=b"k", headers=of_another(bus.clock.now_ms()))
         await bus.advance(6 * OTHERS_S[1])
 
         assert {one.partition for one in bus.records("t.agent.retry")} == {0, 1, 2}

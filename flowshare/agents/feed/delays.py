@@ -4,6 +4,7 @@
     anything else                                    -> the retry topic, confirmed, then accepted
     in the retry topic and not due yet               -> held and renewed; after a while written anew at its end
     there, of a topic that this agent does not read  -> the same, due or not: another agent or version reads it
+    that for a day after it was due                  -> a dead letter; without a topic for them the same, on and on
 
 A broker counts all records between the first and the last one in flight against the record locks, so a held record
 stops its partition once that many others have passed it. Hence at most a quarter of the locks is held, and a record
@@ -47,6 +48,12 @@ AGAIN_S: Final = 5.0
 """Seconds until a copy that could not be produced is tried again."""
 OTHERS_S: Final = (5.0, 15.0)
 """Least and longest seconds for which a due record of another agent is held, then it is written anew."""
+
+UNREAD_S: Final = 86_400.0
+"""Seconds after its due time from which on a record of another agent becomes a dead letter."""
+SEEN_S: Final = 3600.0
+"""Seconds for which a reader runs before it makes such letters: when a group starts anew, its other agents may come
+later."""
 
 Produced = Callable[[BaseException | None], None]
 DELIVERIES_MAX: Final = 2
@@ -252,6 +259,7 @@ class RetryTopicReader:
         self._delays = delays
         self._feed = feed
         self._clock = clock
+        self._began_s = clock.monotonic()
         self._told: set[str] = set()
         """Topics of others whose records have been told of."""
 
@@ -294,7 +302,7 @@ class RetryTopicReader:
 
     def _hold(self, chunk: Chunk, raw: RawRecord, origin: RetryOrigin, *, again: bool) -> None:
         """Hold a record, its lock renewed, from all handlers until it is due; one of another agent, until it is written
-        anew.
+        anew, unless that was done for long enough.
 
         again: write it anew now; workers that died while it waited have nearly used up its deliveries.
         """
@@ -302,6 +310,9 @@ class RetryTopicReader:
         self._held.add(chunk)
         record = chunk.whole(raw)
         foreign = origin.topic not in self._agent.topics
+        if foreign and self._is_unread(origin):
+            self._completion.complete(chunk, record, Outcome(OutcomeKind.DEAD, None, self._unread(origin)))
+            return
         if foreign:
             self._tell(origin.topic)
 
@@ -327,16 +338,30 @@ class RetryTopicReader:
         wait_s = min(max((now_ms - origin.due_ms) / 1000, least_s), most_s)
         return max(origin.due_ms, now_ms + round(wait_s * 1000))
 
+    def _is_unread(self, origin: RetryOrigin) -> bool:
+        """Tell if no other agent of the group is to be expected for a record, and it can become a dead letter."""
+        overdue_s = self._clock.now_ms() / 1000 - origin.due_ms / 1000
+        seen_s = self._clock.monotonic() - self._began_s
+        return overdue_s >= UNREAD_S and seen_s >= SEEN_S and self._agent.dead_letter_topic is not None
+
+    def _unread(self, origin: RetryOrigin) -> str:
+        hours = (self._clock.now_ms() - origin.due_ms) // 3_600_000
+        return (
+            f"its retry was due {hours} h ago, and no agent of group {self._agent.group} that reads {origin.topic} has "
+            "run it: run such an agent, and replay it then (flowshare dlq replay)"
+        )
+
     def _tell(self, topic: str) -> None:
         if topic not in self._told:
             self._told.add(topic)
             logger.warning(
                 "agent=%s: records of %s wait in %s for their retry, and this agent does not read %s: they are left to "
-                "the group's agents that do, and wait until one of these runs",
+                "the group's agents that do, and wait until one of these runs%s",
                 self._agent.name,
                 topic,
                 self.topic,
                 topic,
+                "" if self._agent.dead_letter_topic is None else "; after a day they become dead letters",
             )
 
     def _stray(self, chunk: Chunk, raw: RawRecord) -> None:
