@@ -268,24 +268,33 @@ class ShareGroup:
                 f"group {self.group_id} has {len(self._state.members)} members; stop them first, then try again"
             )
 
-    def reset(self, topic: TopicInfo, partitions: Iterable[int], *, now_ms: int) -> int:
-        """Prepare AlterShareGroupOffsets: return the state epoch to initialise these share-partitions with.
+    def prepare_reset(self, topic: TopicInfo, partition: int) -> int:
+        """Prepare AlterShareGroupOffsets: return the state epoch to initialise a share-partition with.
 
-        The epoch is higher than any before, which fences the present leaders (SG-13.2). Then write states and group.
+        The epoch is higher than any before, which fences the present leader (SG-13.2). Then call `reset`.
         Raises NonEmptyGroup, UnknownTopicOrPartition; nothing is changed then.
         """
         self.require_empty()
-        chosen = set(partitions)
-        for partition in sorted(chosen):
-            if not 0 <= partition < topic.partitions:
-                raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {partition}")
+        if not 0 <= partition < topic.partitions:
+            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {partition}")
+        self._state.group_epoch += 1
+        return self._state.group_epoch
+
+    def reset(self, chosen: Iterable[tuple[TopicInfo, int]], *, now_ms: int) -> list[ToInitialize]:
+        """Note that these share-partitions have states; write the group with their states, or after them.
+
+        Returns those that had none, for `initialize_failed` if the group cannot be written.
+        """
         state = self._state
-        state.initialized.update((topic.topic_id, partition) for partition in chosen)
-        state.known.setdefault(topic.topic_id, topic.partitions)
+        fresh: list[ToInitialize] = []
+        for topic, partition in chosen:
+            if (topic.topic_id, partition) not in state.initialized:
+                fresh.append(ToInitialize(topic.topic_id, partition, -1, state.group_epoch))
+            state.initialized.add((topic.topic_id, partition))
+            state.known.setdefault(topic.topic_id, topic.partitions)
         state.empty_since_ms = now_ms
-        state.group_epoch += 1
         self._recheck = True
-        return state.group_epoch
+        return fresh
 
     def topic_deleted(self, topic_id: UUID) -> tuple[Key, ...]:
         """Forget a topic that was deleted, or whose offsets were (SG-9.3, SG-13.3). Return the share-partitions whose

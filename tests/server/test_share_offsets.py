@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
@@ -102,6 +103,24 @@ async def test_altering_the_offsets_of_no_group_makes_one() -> None:
         m = w.member("m1", "new")
         assert (await m.heartbeat("t")).assignment == (at,)
         assert ranges(await m.fetch(at)) == [(4, 9, 1)]
+
+
+async def test_an_alter_that_cannot_be_written_leaves_the_partition_to_its_first_member() -> None:
+    async with world(configs={"share.auto.offset.reset": "latest"}) as w:
+        at = await w.log(10)
+
+        async def full() -> None:
+            raise StorageError("no space left on device")
+
+        w.storage.before_write = full
+        assert (await alter(w, {("t", 0): 4})).error is not ErrorCode.NONE
+        w.storage.before_write = None
+        await w.member("m1").heartbeat("t")
+        await w.restart()
+
+        assert [(p.start_offset, p.lag) for p in await described(w)] == [(10, 0)], "by its policy, from then on"
+        await w.produce(5)
+        assert ranges(await w.member("m1").fetch(at)) == [(10, 14, 1)]
 
 
 async def test_altered_offsets_are_held_to_the_log() -> None:

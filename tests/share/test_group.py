@@ -468,7 +468,7 @@ def test_g24_offsets_of_a_group_with_members_cannot_be_changed():
     world.beat("a", 0, "foo")
 
     with pytest.raises(NonEmptyGroup):
-        world.group.reset(FOO, [0], now_ms=1)
+        world.group.prepare_reset(FOO, 0)
     with pytest.raises(NonEmptyGroup):
         world.group.require_empty()
 
@@ -480,7 +480,8 @@ def test_g25_a_topic_without_state_has_nothing_to_forget():
 def test_g26_offsets_can_be_set_before_the_first_member_comes():
     world = World(FOO)
 
-    epoch = world.group.reset(FOO, [0], now_ms=7)
+    epoch = world.group.prepare_reset(FOO, 0)
+    world.group.reset([(FOO, 0)], now_ms=7)
     answer = world.beat("a", 0, "foo")
 
     assert epoch == 2
@@ -494,9 +495,21 @@ def test_every_reset_has_a_higher_state_epoch_than_all_before():
     joined = world.beat("a", 0, "foo").to_initialize[0].state_epoch
     world.beat("a", -1)
 
-    epochs = [joined, world.group.reset(FOO, [0], now_ms=1), world.group.reset(FOO, [0], now_ms=2)]
+    epochs = [joined, world.group.prepare_reset(FOO, 0), world.group.prepare_reset(FOO, 0)]
 
     assert epochs == sorted(set(epochs))
+
+
+def test_a_reset_that_could_not_be_written_leaves_those_without_a_state_as_they_were():
+    world = World(FOO)
+    world.group.prepare_reset(FOO, 0)
+    assert world.group.initialized == frozenset(), "others may write the group before the states are written"
+    world.group.reset([(FOO, 0)], now_ms=1)
+
+    fresh = world.group.reset([(FOO, 0), (FOO, 1)], now_ms=2)
+    world.group.initialize_failed(fresh)
+
+    assert world.group.initialized == {(FOO.topic_id, 0)}
 
 
 @pytest.mark.parametrize("partition", [-1, 3])
@@ -504,7 +517,7 @@ def test_a_partition_that_does_not_exist_cannot_be_reset(partition):
     world = World(FOO)
 
     with pytest.raises(UnknownTopicOrPartition):
-        world.group.reset(FOO, [0, partition], now_ms=1)
+        world.group.prepare_reset(FOO, partition)
 
     assert world.group.initialized == frozenset()
     assert world.group.group_epoch == 1
@@ -533,7 +546,7 @@ def test_a_group_is_empty_since_its_last_member_went():
     assert world.group.empty_since_ms is None
     world.group.expire(100_000)
     assert world.group.empty_since_ms == 100_000
-    world.group.reset(FOO, [0], now_ms=150_000)
+    world.group.reset([(FOO, 0)], now_ms=150_000)
     assert world.group.empty_since_ms == 150_000
 
 

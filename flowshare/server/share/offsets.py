@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.service import ShareService
-    from flowshare.share.group import ShareGroup
+    from flowshare.share.group import ShareGroup, TopicInfo
 
     Look = Callable[[Collection[str]], Awaitable[object]]
 
@@ -116,6 +116,7 @@ class ShareOffsetApis(Family):
         group.require_empty()
         results: list[PartitionResult] = []
         states: dict[ShareKey, PartitionState] = {}
+        chosen: list[tuple[TopicInfo, int]] = []
         turns = answers.turns(self._clock)
         for (name, partition), offset in request.offsets.items():
             await turns.take()
@@ -123,18 +124,25 @@ class ShareOffsetApis(Family):
             try:
                 if topic is None:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
-                epoch = group.reset(topic, [partition], now_ms=self._clock.steady_ms())
+                epoch = group.prepare_reset(topic, partition)
             except UnknownTopicOrPartition as error:
                 results.append(refusal(PartitionResult, error, topic=name, partition=partition))
                 continue
             bounds = await self._log.bounds(name, partition)
             key = ShareKey(group.group_id, topic.topic_id, partition)
             states[key] = _beginning(epoch, offset, request.finished.get((name, partition), ()), bounds)
+            chosen.append((topic, partition))
             results.append(PartitionResult(topic=name, partition=partition))
         if states:
             async with self._leaders.replacing(states) as writes:
                 group.require_empty()
-                await self._coordinator.write(group, writes)
+                # Not before: whatever else writes the group meanwhile must not store them as begun without a state.
+                fresh = group.reset(chosen, now_ms=self._clock.steady_ms())
+                try:
+                    await self._coordinator.write(group, writes)
+                except BaseException:
+                    group.initialize_failed(fresh)
+                    raise
         elif made and not group.members and self._coordinator.groups.get(group_id) is group:
             self._coordinator.groups.pop(group_id)
         return AlterShareGroupOffsetsResponse(partitions=tuple(results))
