@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from functools import partial
 
@@ -20,7 +21,7 @@ from flowshare.client.errors import (
 )
 from flowshare.client.producer.batching import Buffer
 from flowshare.client.producer.message import partition_for
-from flowshare.client.producer.producer import Message, Producer, RecordMetadata
+from flowshare.client.producer.producer import ROUND, Message, Producer, RecordMetadata
 from flowshare.client.settings import ProducerSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
@@ -1071,6 +1072,27 @@ async def test_a_record_that_waited_for_room_does_not_slip_into_the_next_transac
         await late
     assert first.exception() is not None
     assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+@pytest.mark.parametrize("item", [b"v", Message(b"v", key=b"k")])
+async def test_what_a_commit_beside_send_many_does_not_take_is_refused_and_counted(clock, server, item):
+    sender = transactional(server, clock)
+    await sender.begin()
+    many = asyncio.ensure_future(sender.send_many("orders", [item] * (2 * ROUND + 1), return_exceptions=True))
+    for _ in range(100):  # turns of the loop; in each one it adds a part
+        if sender.buffered_bytes:
+            break
+        await asyncio.sleep(0)
+    await sender.commit()
+
+    with pytest.raises(
+        IllegalState, match=r"await all sends before commit\(\).*; the first \d+ items of this"
+    ) as refused:
+        await many
+    taken = int(re.findall(r"the first (\d+) items", str(refused.value))[0])
+    assert 0 < taken < 2 * ROUND + 1
+    assert len(records(server)) == taken, "what was taken is in the log, and nothing else"
     await sender.close()
 
 

@@ -195,7 +195,8 @@ class Producer:
 
         An item is a value or a `Message`. return_exceptions: return a failed record's error in its place.
         Raises: the first error otherwise (the other records may be in the log); Closed; TypeError: the first item that
-        is no record, the items before it may be in the log.
+        is no record, the items before it may be in the log; IllegalState: the transaction is ended meanwhile, the text
+        says how many items it has taken.
         """
         rest = items_of(items, topic)
         self._check()
@@ -209,6 +210,10 @@ class Producer:
         bulk = Bulk()
         try:
             await self._add_all(target, rest, bulk, number)
+        except IllegalState as error:
+            if isinstance(error, Closed):
+                raise
+            raise IllegalState(f"{error}; the first {len(bulk.results)} items of this send_many were taken") from None
         finally:
             bulk.finish()
         await bulk.done
@@ -428,6 +433,7 @@ class Producer:
                 continue
             except BaseException:
                 bulk.finish(len(chunk) - number)
+                del bulk.results[position + number :]
                 raise
             if target.lacks(message):
                 self._put_early(target, message, receipt, size)

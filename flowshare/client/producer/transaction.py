@@ -66,7 +66,10 @@ class ProducerTransactions:
     def check_open(self) -> None:
         """Check that the transaction takes new records. Raises: IllegalState; the error that failed the transaction."""
         if self.open and self._ending and not self.in_doubt:
-            raise IllegalState(f"transaction {self.transactional_id} is being ended: begin() comes first")
+            raise IllegalState(
+                f"transaction {self.transactional_id} is being ended, and takes no record any more: await all sends "
+                "before commit() or abort(), and send what was refused after the next begin()"
+            )
         self.check_sending()
 
     def check_sending(self) -> None:
