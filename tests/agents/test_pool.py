@@ -214,6 +214,20 @@ def test_the_attempt_after_a_timed_out_one_is_timed_as_exactly():
     assert seen.elapsed_s < 1.5
 
 
+def test_a_timeout_says_how_long_it_was_and_where_the_handler_waited(caplog: pytest.LogCaptureFixture):
+    async def patient(value: int) -> None:
+        await asyncio.sleep(100)
+
+    seen = run_agent(patient, [1], timeout=2, retry=fs.Retry(max_attempts=2, delay=0.1))
+
+    [again] = [one.getMessage() for one in caplog.records if "tried again in" in one.getMessage()]
+    assert "TimeoutError: the handler took longer than its timeout of 2 s (test_pool.py:" in again
+    assert "in patient)" in again
+    [letter] = seen.dead
+    assert letter.reason.endswith("TimeoutError: the handler took longer than its timeout of 2 s")
+    assert "in patient" in letter.header("trace")
+
+
 def test_middleware_stands_around_every_call_the_apps_outermost():
     calls: list[str] = []
 

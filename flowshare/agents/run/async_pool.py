@@ -102,12 +102,13 @@ class TaskBasedPool(Pool):
         await self._end(self.runners)
 
     def of_timeout(self, runner: Runner, error: BaseException) -> BaseException:
-        """Return the handler's error, or a TimeoutError in its place if the timeout cancelled the handler."""
+        """Return the handler's error, or a TimeoutError in its place if the timeout cancelled the handler: raised where
+        the handler waited then."""
         if not (runner.timed_out and isinstance(error, asyncio.CancelledError)):
             return error
-        late = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
+        late = TimeoutError(f"the handler took longer than its timeout of {self.agent.options.timeout:g} s")
         late.__cause__ = error
-        return late
+        return late.with_traceback(error.__traceback__)
 
     async def _end(self, runners: Iterable[Runner]) -> None:
         await cancelled(*(runner.task for runner in runners))

@@ -245,7 +245,7 @@ async def test_a_timeout_is_tried_again_like_an_exception(place: Place) -> None:
         stats = worker.stats()
 
     assert outcomes == ["retried", "accepted"]
-    assert reasons[0] == "TimeoutError: the handler took longer than timeout=0.1"
+    assert reasons[0] == "TimeoutError: the handler took longer than its timeout of 0.1 s"
     assert stats["timed_out"] == 1
 
 
