@@ -338,13 +338,16 @@ class RocksStore(Store):
             self._marker.close()
 
 
-def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
-    """Check that there is room to open a store again, which copies the write-ahead log into sorted files.
+def bytes_to_open(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> int:
+    """Return the room, in bytes, that opening a store takes: it copies the write-ahead log into sorted files. size: for
+    what is written next. Raises: OSError."""
+    return size + sum(file.stat().st_size for file in directory.glob("*.log"))
 
-    Raises: StorageFull, StorageError
-    """
+
+def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
+    """Check that there is room to open a store again, and `size` bytes more. Raises: StorageFull, StorageError."""
     try:
-        wanted = size + sum(file.stat().st_size for file in directory.glob("*.log"))
+        wanted = bytes_to_open(directory, size)
         state = os.statvfs(directory)
     except OSError as error:
         raise StorageError(f"{directory}: {error.strerror}") from error
@@ -416,5 +419,10 @@ def _disk_errors(place: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if no_room(error):
-            raise StorageFull(f"the disk refused: {error}; {MAKE_ROOM} ({place})") from error
+            wanted = 2 * WRITE_BUFFER_BYTES
+            with contextlib.suppress(OSError):
+                wanted = bytes_to_open(place)
+            raise StorageFull(
+                f"the disk refused: {error}; {MAKE_ROOM} when {-(-wanted >> 20)} MiB are free ({place})"
+            ) from error
         raise StorageError(f"the disk refused: {error}") from error

@@ -117,7 +117,7 @@ def test_without_room_for_the_write_ahead_log_nothing_is_tried(path, monkeypatch
 
 
 def test_a_new_storage_on_a_full_disk_is_refused_with_what_to_do(tmp_path, path, disk):
-    with pytest.raises(StorageFull, match="make room on that disk"):
+    with pytest.raises(StorageFull, match="make room on that disk, and writing goes on by itself when 64 MiB are free"):
         opened(tmp_path / "new", content)
 
 
