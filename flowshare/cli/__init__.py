@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "dev": ("flowshare.cli.dev", "dev", "Start and end a throw-away real Kafka on this machine."),
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
     "drain": ("flowshare.cli.pages", "drain", "Have a worker finish what it is running, before it is stopped."),
-    "fleet": ("flowshare.cli.fleet", "fleet", "Show and change the settings of a fleet of workers."),
+    "fleet": ("flowshare.cli.fleet", "fleet", "Show who leads a fleet of workers; show and change its settings."),
     "groups": ("flowshare.cli.groups", "groups", "List, describe, browse, configure and reset share groups."),
     "inflight": ("flowshare.cli.pages", "inflight", "Show the records that a running worker is working on."),
     "kmq": ("flowshare.cli.kmq", "kmq", "Run a tracker of a KMQ queue, or move a queue to a share group."),

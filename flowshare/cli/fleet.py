@@ -2,24 +2,80 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flowshare.backend import parse_broker
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import show_settings
+from flowshare.cli.output import headings, say, show, show_settings
 from flowshare.ops import Failure
 from flowshare.ops.arguments import changes_of
-from flowshare.ops.session import CommandSession, run
+from flowshare.ops.session import CommandSession, brokers_of, run
+from flowshare.share.ranges import merged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from flowshare.protocol.messages import ConfigEntry
+    from flowshare.slots.membership import SlotMap
 
 
 @click.group("fleet")
 def fleet() -> None:
-    """Show and change the settings of a fleet of workers."""
+    """Show who leads a fleet of workers; show and change its settings."""
+
+
+@fleet.command("leaders")
+@facts_options
+def leaders(*, as_json: bool, url: str) -> None:
+    """Show which worker of a fleet leads which slots; each has the state of some groups and share-partitions.
+
+    The brokers are asked, no worker has to answer: DESCRIBE on the group __flowshare_state.FLEET is needed.
+    """
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.fleet.inspection import describe_fleet
+
+    broker = parse_broker(url)
+    if broker.kind != "kafka":
+        raise Failure("a fleet is workers that lead share groups on a Kafka (kafka://host:port?share=workers)")
+    name = fleet_of(broker)
+
+    async def call() -> SlotMap | None:
+        async with brokers_of(broker) as kafka:
+            return await describe_fleet(kafka, name)
+
+    found = asyncio.run(call())
+    if found is None:
+        raise Failure(
+            f"nobody leads the fleet {name}: none of its workers runs, or they are just sharing the slots out (ask "
+            "again). A fleet of another name is named by `fleet=` in the URL or by --app"
+        )
+    rows = leaders_of(found.owners, found.nodes)
+    if not as_json:
+        rows = [{**row, "slots": runs_of(row["slots"])} for row in rows]
+    show(rows, headings("node", "address", "slots"), as_json=as_json, empty="no workers", right=("node",))
+    if free := [slot for slot in range(found.slots) if slot not in found.owners]:
+        say(f"without a leader: {runs_of(free)}", err=True)
+
+
+def leaders_of(owners: Mapping[int, int], nodes: Mapping[int, tuple[str, int]]) -> list[dict[str, Any]]:
+    """Rows of a fleet's workers, each with its address and the slots that it leads. As `SlotMap` has them."""
+    return [
+        {
+            "node": node,
+            "address": f"{host}:{port}",
+            "slots": [slot for slot, owner in sorted(owners.items()) if owner == node],
+        }
+        for node, (host, port) in sorted(nodes.items())
+    ]
+
+
+def runs_of(numbers: Iterable[int]) -> str:
+    """Numbers as `0-3, 7`."""
+    runs = merged((number, number) for number in numbers)
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
 @fleet.command("config")

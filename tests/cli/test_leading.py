@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,6 +16,7 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.ops.session import led_here
+from flowshare.slots.membership import SlotMap
 from tests.waiting import until
 
 
@@ -34,6 +36,49 @@ def test_it_keeps_the_listeners_security_and_without_one_needs_none() -> None:
 
     command = parse_broker("kafka://a:1?share=workers&fleet_user=shop&fleet_ca_file=ca.pem")
     assert led_here(command, 0).options == {"share": "workers", "listen": "127.0.0.1:0"}
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, found: SlotMap | None, *words: str) -> int:
+    """Exit code of `fleet leaders` where the brokers know this map."""
+
+    @asynccontextmanager
+    async def brokers(_url: object) -> AsyncIterator[str]:
+        yield "brokers"
+
+    async def described(kafka: str, fleet: str) -> SlotMap | None:
+        assert (kafka, fleet) == ("brokers", "shop")
+        return found
+
+    monkeypatch.setattr("flowshare.cli.fleet.brokers_of", brokers)
+    monkeypatch.setattr("flowshare.fleet.inspection.describe_fleet", described)
+    with pytest.raises(SystemExit) as stop:
+        main(["fleet", "leaders", "--broker", "kafka://a:1?fleet=shop", *words])
+    return int(stop.value.code or 0)
+
+
+def test_a_fleets_leaders_are_shown_with_their_slots(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = {1002: ("10.0.0.2", 9095), 1001: ("10.0.0.1", 9095)}
+    found = SlotMap(generation=1, topic="x", slots=6, owners={0: 1001, 1: 1001, 2: 1002, 4: 1001}, nodes=nodes)
+
+    assert shown(monkeypatch, found) == 0
+    out, err = capsys.readouterr()
+    assert [line.split(maxsplit=2) for line in out.splitlines()[1:]] == [
+        ["1001", "10.0.0.1:9095", "0-1, 4"],
+        ["1002", "10.0.0.2:9095", "2"],
+    ]
+    assert err == "without a leader: 3, 5\n"
+
+    assert shown(monkeypatch, found, "--json") == 0
+    assert [row["slots"] for row in json.loads(capsys.readouterr().out)] == [[0, 1, 4], [2]]
+
+
+def test_a_fleet_that_nobody_leads_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(monkeypatch, None) == 1
+    assert "nobody leads the fleet shop" in capsys.readouterr().err
 
 
 async def place(url: str, group: str, topic: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.cli.fleet import leaders_of
 from flowshare.console.pages.page import Context, Page, Query, View
 from flowshare.console.source import NotAnswering
 from flowshare.console.values import MASKED
@@ -64,15 +65,7 @@ async def _load(view: View, _query: Query) -> Context:
 
 def _leads(slots: FleetLook, led: Mapping[int, int]) -> list[dict[str, Any]]:
     """Return a row for each worker: its address, its slots and the number of share-partitions it leads."""
-    return [
-        {
-            "node": node,
-            "address": f"{host}:{port}",
-            "slots": [slot for slot, owner in sorted(slots.owners.items()) if owner == node],
-            "share_partitions": led.get(node),
-        }
-        for node, (host, port) in sorted(slots.nodes.items())
-    ]
+    return [{**row, "share_partitions": led.get(row["node"])} for row in leaders_of(slots.owners, slots.nodes)]
 
 
 def _error(text: str | None, view: View) -> str | None:
