@@ -14,7 +14,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry, TopicMetadata
 from flowshare.share.settings import duration_ms
 from flowshare.share.types import UNLIMITED_DELIVERIES
-from flowshare.spark.source.group import DeliveryLimits, prepare_group, topics_of
+from flowshare.spark.source.group import DeliveryLimits, need_dead_letter_topic, prepare_group, topics_of
 from flowshare.spark.source.options import SourceOptions
 
 LEAST = {"broker": "kafka://localhost:9092", "topics": "orders", "group": "etl"}
@@ -295,6 +295,21 @@ class FakeAdmin:
         if name not in self.topics:
             raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {name}")
         return TopicMetadata(name=name)
+
+
+def test_a_dead_letter_topic_that_may_not_be_made_is_told_of_and_the_query_runs(caplog):
+    admin = FakeAdmin(topics=("orders",))
+
+    async def topic_configs(_name):
+        return [ConfigEntry(name="max.message.bytes", value="1048588", is_default=True)]
+
+    async def create_topic(name, **_):
+        raise ServerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, about=f"creating topic {name}")
+
+    admin.topic_configs, admin.create_topic = topic_configs, create_topic
+    asyncio.run(need_dead_letter_topic(parse(), admin, ["orders"]))  # type: ignore[arg-type]
+
+    assert "group etl: its topic for dead letters is not ready: creating topic etl.dlq" in caplog.text
 
 
 def prepared(admin: FakeAdmin, capabilities: Capabilities, **given: str) -> DeliveryLimits:

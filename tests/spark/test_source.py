@@ -536,9 +536,12 @@ class Wordy(Capabilities):
 
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 @pytest.mark.parametrize("own", [True, False])
-def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(broker, query, monkeypatch, own):
-    """Kafka's brokers from 4.4 on write one of every reject, where the group names a topic for them."""
-    monkeypatch.setattr(EmbeddedBackend, "capabilities", Wordy(leader=Leader.PROCESS))
+@pytest.mark.parametrize("by_choice", [True, False])
+def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(broker, query, monkeypatch, own, by_choice):
+    """Kafka's brokers from 4.4 on write one of every reject, where the group names a topic for them; flowshare's as the
+    group chooses."""
+    if not by_choice:
+        monkeypatch.setattr(EmbeddedBackend, "capabilities", Wordy(leader=Leader.PROCESS))
     brokers = broker.topic(f"{query.group}.brokers")
     one = query(outcomes="true", records_per_trigger="5000", dead_letter="" if own else "none")
     start = one.initial()
@@ -551,6 +554,21 @@ def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(broker, 
     mine = broker.read(f"{query.group}.dlq") if own else []
     assert (len(mine), len(broker.read(brokers))) == ((10, 0) if own else (0, 10))
     assert left == 0
+
+
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+@pytest.mark.parametrize("there", [True, False])
+def test_the_letter_of_a_record_as_large_as_its_topic_takes_has_its_record(broker, query, topic, there):
+    if there:
+        broker.topic(f"{query.group}.dlq", **{"max.message.bytes": "5000"})
+    one = query(outcomes="true", records_per_trigger="5000")
+    start = one.initial()
+    large = b"x" * 1_048_400
+    broker.produce(topic, [large])
+    end = one.latest(start)
+    judge(broker, query.group, one.rows(start, end), {large: ("reject",)})
+
+    assert [letter.value for letter in broker.read(f"{query.group}.dlq")] == [large]
 
 
 def test_a_reject_without_a_source_fails_before_anything_is_settled(broker, query):

@@ -37,8 +37,20 @@ async def message_bytes(admin: ShareAdmin, topic: str) -> int | None:
 async def letter_bytes(admin: ShareAdmin, topics: Iterable[str]) -> int:
     """Return the size, in bytes, of the largest dead letter of these topics' records, headers included. Raises:
     ServerError (retriable)."""
-    largest = max([await message_bytes(admin, topic) or MESSAGE_BYTES for topic in topics])
+    largest = max([await message_bytes(admin, topic) or MESSAGE_BYTES for topic in topics], default=MESSAGE_BYTES)
     return min(largest + HEADERS_BYTES, 2**31 - 1)
+
+
+async def make(admin: ShareAdmin, topic: str, *, partitions: int = 1, size: int | None = None) -> None:
+    """Make a topic that takes records of `size` bytes (None: the brokers' own limit); with the brokers' own limit if a
+    policy refuses this one alone. An existing topic is no error. Raises: ServerError."""
+    configs = {} if size is None else {MESSAGE_BYTES_MAX: str(size)}
+    try:
+        await admin.create_topic(topic, partitions=partitions, configs=configs, exist_ok=True)
+    except ServerError as error:
+        if error.retriable or not configs:
+            raise
+        await admin.create_topic(topic, partitions=partitions, exist_ok=True)
 
 
 class TooSmall(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, message_bytes, widen
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, make, message_bytes, widen
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
 
@@ -53,19 +53,10 @@ async def need_undelivered(admin: ShareAdmin, rules: QueueRules, partitions: int
     except ServerError as error:
         if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
-        await _make(admin, name, partitions, {} if size is None else {MESSAGE_BYTES_MAX: str(size)})
+        await make(admin, name, partitions=partitions, size=size)
         logger.info("topic %s was missing and is made, partitions=%d", name, partitions)
     if size is not None:
         await _widen(admin, name, size, widens=widens)
-
-
-async def _make(admin: ShareAdmin, name: str, partitions: int, configs: dict[str, str]) -> None:
-    try:
-        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
-    except ServerError as error:
-        if error.retriable or not configs:
-            raise
-        await admin.create_topic(name, partitions=partitions, exist_ok=True)  # a policy may refuse the limit alone
 
 
 async def _widen(admin: ShareAdmin, name: str, size: int, *, widens: bool) -> None:

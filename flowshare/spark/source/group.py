@@ -1,4 +1,5 @@
-"""Prepares a query's share group before the first fetch: its settings, and the topics that it reads.
+"""Prepares a query's share group before the first fetch: its settings, the topics that it reads, and the topic of its
+dead letters.
 
 Where flowshare leads the group, its records never run out of deliveries. So a query that dies again and again between
 an acquire and the write-ahead log loses nothing. Kafka's brokers allow ten deliveries at most.
@@ -6,6 +7,7 @@ an acquire and the write-ahead log loses nothing. Kafka's brokers allow ten deli
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +19,9 @@ from flowshare.agents.feed.backend_limits import (
     broker_limits,
     lock_refusal,
 )
+from flowshare.agents.feed.setup import DEAD_LETTER_ON
 from flowshare.agents.handler.errors import OptionError
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, make, widen
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.config import ISOLATION, KEY_ORDER
@@ -37,6 +41,8 @@ NATIVE_DELIVERIES: Final = 10
 WINDOW: Final = 200_000
 START: Final = "share.auto.offset.reset"
 EARLIEST: Final = "earliest"
+
+logger = logging.getLogger("flowshare.spark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
         locks = min(LOCKS_MOST, max(LOCKS_LEAST, 2 * options.records_per_trigger))
         settings["share.partition.max.window"] = str(max(WINDOW, locks))
         adjustable = True
+        # The source's letter is the only one of a reject, whoever named a topic for the server's.
+        settings[DEAD_LETTER_ON] = None if options.dead_letter_topic is None else "limit"
     else:
         broker = await broker_limits(admin)
         if refused := lock_refusal(options.lock_duration or None, broker):
@@ -150,3 +158,38 @@ async def topics_of(options: SourceOptions, admin: ShareAdmin) -> list[str]:
                 "check its name (`flowshare topics ls`)"
             ) from error
     return list(options.topics)
+
+
+async def need_dead_letter_topic(options: SourceOptions, admin: ShareAdmin, topics: Sequence[str]) -> None:
+    """Make the topic for dead letters if it is missing, and let it take the largest record of `topics` with headers.
+
+    A refusal is logged, and the query runs: letters that the topic does not take go there without their records.
+    """
+    name = options.dead_letter_topic
+    if name is None:
+        return
+    try:
+        size = await letter_bytes(admin, [topic for topic in topics if topic != name])
+        try:
+            await admin.describe_topic(name)
+        except ServerError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            await make(admin, name, size=size)
+            logger.info("topic %s was missing and is made, for dead letters of group %s", name, options.group)
+        small = await widen(admin, name, size)
+    except ServerError as error:
+        logger.warning("group %s: its topic for dead letters is not ready: %s", options.group, error)
+        return
+    if small is not None:
+        logger.warning(
+            "group %s: topic %s takes %d bytes at once, and dead letters may have %d: larger ones go there without "
+            "their records. Raise its %s to that (kafka-configs.sh --alter --entity-type topics); it is left as it is: "
+            "%s",
+            options.group,
+            name,
+            small.takes,
+            size,
+            MESSAGE_BYTES_MAX,
+            small.why,
+        )

@@ -35,7 +35,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
 from flowshare.share.types import AcknowledgeType, AckRange
 from flowshare.spark.source import progress
-from flowshare.spark.source.group import EARLIEST, all_begun, prepare_group, topics_of
+from flowshare.spark.source.group import EARLIEST, all_begun, need_dead_letter_topic, prepare_group, topics_of
 from flowshare.spark.source.ledger import Entry, Ledger
 from flowshare.spark.source.locks import UNKNOWN_S, Locks
 from flowshare.spark.source.ranges import Place, Range, RangeSet, by_place, merged, records_in
@@ -289,6 +289,7 @@ class GroupMember:
                 await self._ledger.check(self._known)
             self.facts = await prepare_group(self._options, self._admin, self._backend.capabilities)
             topics = await topics_of(self._options, self._admin)
+            await need_dead_letter_topic(self._options, self._admin, topics)
             self._member = ShareMember(
                 connect,
                 group_id=self._options.group,
