@@ -176,7 +176,7 @@ class ConsoleServer:
         return f"{scheme}://{self.address}/{token}"
 
     async def start(self) -> None:
-        """Listen. Raises: ConsoleError when the port is taken."""
+        """Listen. Raises: ConsoleError when the address cannot be had."""
         settings = self._settings
         scheme = "http" if settings.tls is None else "https"
         self._gate = Gate(settings.hosts, bind=settings.bind, machine=socket.gethostname(), scheme=scheme)
@@ -187,12 +187,16 @@ class ConsoleServer:
         self._runner = runner
         try:
             sock = await asyncio.to_thread(bound, settings.bind, settings.port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            from flowshare.server.net.listener import not_bound
+
             await self.close()
-            raise ConsoleError(
-                f"the console cannot listen on {settings.bind}:{settings.port}: {error.strerror or error}; choose "
-                "another --port"
-            ) from error
+            why = not_bound(
+                error,
+                host="name an address of this machine with --bind, 0.0.0.0 for all (--host: names that browsers use)",
+                port="choose another --port",
+            )
+            raise ConsoleError(f"the console cannot listen on {settings.bind}:{settings.port}: {why}") from error
         self.address = shown(sock)
         port = sock.getsockname()[1]
         # A cookie is sent to all ports of a host, so each console has one of its own.

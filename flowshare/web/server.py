@@ -96,7 +96,7 @@ class Pages(abc.ABC):
         """`host:port` once started."""
 
     async def start(self) -> str:
-        """Listen; returns the address. Raises: PagesError when the port is taken."""
+        """Listen; returns the address. Raises: PagesError when the address cannot be had."""
         await asyncio.to_thread(_import)  # 0.1 s, while the agents on this loop fetch their first records
         from aiohttp import web
 
@@ -158,7 +158,7 @@ class WebServer(Pages):
         self._load: LoadWatch | None = None
 
     async def start(self) -> str:
-        """Listen, and begin to look at the groups. Raises: PagesError when the port is taken."""
+        """Listen, and begin to look at the groups. Raises: PagesError when the address cannot be had."""
         host = self._host
         self._load = LoadWatch(host.runtimes, host.admin, host.backend.capabilities, clock=host.clock)
         await super().start()

@@ -726,6 +726,14 @@ async def test_a_port_that_is_taken_is_told(tmp_path):
         await other.close()
 
 
+@pytest.mark.parametrize("host", ["x..y", "192.0.2.1"])
+async def test_an_address_that_this_machine_does_not_have_is_told(tmp_path, host):
+    async with console(tmp_path / "c") as made:
+        other = ConsoleServer(ConsoleSettings(bind=host, port=0, insecure=True), made.server._view)
+        with pytest.raises(ConsoleError, match="name an address of this machine with --bind"):
+            await other.start()
+
+
 async def test_it_ends_twice(tmp_path):
     async with console(tmp_path / "c") as made:
         await made.server.close()

@@ -339,6 +339,14 @@ async def test_a_taken_port_is_refused_with_advice():
             await second.start("127.0.0.1", here.listener.node.port)
 
 
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x..y", "x" * 70, "192.0.2.1", "with space"])
+async def test_an_address_that_this_machine_does_not_have_is_refused_with_the_option(host):
+    async with site() as here:
+        second = Listener(here.world.server, clock=here.world.clock, apis=table(()))
+        with pytest.raises(ListenerError, match=r"cannot listen on .*; name an address of this machine \(--listen; in"):
+            await second.start(host, 0)
+
+
 async def test_a_process_that_has_no_more_files_accepts_again_later(monkeypatch, caplog):
     async with site() as here:
         accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]

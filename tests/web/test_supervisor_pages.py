@@ -250,6 +250,14 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do():
         await first.close()
 
 
+@pytest.mark.parametrize("host", ["x..y", "192.0.2.1"])
+async def test_an_address_that_this_machine_does_not_have_is_said_with_what_to_do(host):
+    with pytest.raises(
+        PagesError, match=f"cannot listen on {host}:0: .*name an address of this machine with --web-bind"
+    ):
+        await SupervisorPages(Crew(), None, PageSettings(bind=host), drain_timeout_s=1.0).start()
+
+
 async def test_without_any_worker_there_are_metrics_of_the_supervisor():
     text = MergedMetrics({}, states={"ready": 0, "down": 2}, ready=False, led={}).text().decode()
     assert 'flowshare_workers{state="down"} 2.0' in text

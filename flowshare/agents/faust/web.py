@@ -41,7 +41,7 @@ def listen_for_pages(app: FaustApp) -> str:
     URL.
 
     The port is the option `web_port`, else a free one. The address is `web_bind`, 127.0.0.1 by default.
-    Raises: UsageError when the port is taken.
+    Raises: UsageError when the address cannot be had.
     """
     conf: Any = app.conf
     _, options = app._default_options  # noqa: SLF001 - Faust's name; the settings do not tell a default from a choice
@@ -127,8 +127,12 @@ def _dressed(answer: http.StreamResponse) -> http.StreamResponse:
 def _bound(bind: str, port: int) -> socket.socket:
     try:
         return bound(bind, port)
-    except OSError as error:
-        raise UsageError(
-            f"the app's pages cannot be served on {bind}:{port}: {error.strerror}; leave web_port out for a free port, "
-            "which is printed, or give each process its own"
-        ) from error
+    except (OSError, UnicodeError) as error:
+        from flowshare.server.net.listener import not_bound
+
+        why = not_bound(
+            error,
+            host="web_bind is to be an address of this machine, 0.0.0.0 for all",
+            port="leave web_port out for a free port, which is printed, or give each process its own",
+        )
+        raise UsageError(f"the app's pages cannot be served on {bind}:{port}: {why}") from error

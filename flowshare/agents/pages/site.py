@@ -377,7 +377,7 @@ class Site:
         self._runner: web.AppRunner | None = None
 
     async def open(self, routes: Iterable[web.RouteDef]) -> str:
-        """Listen; return the address. Raises: PagesError when the port is taken."""
+        """Listen; return the address. Raises: PagesError when it cannot be had."""
         app = web.Application(middlewares=[self._guard], client_max_size=self._limiter.bounds.request_bytes)
         app.add_routes(list(routes))
         settings = self._settings
@@ -387,12 +387,16 @@ class Site:
         await self._runner.setup()
         try:
             sock = await asyncio.to_thread(bound, settings.bind, settings.port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            from flowshare.server.net.listener import not_bound
+
             await self.close()
-            raise PagesError(
-                f"health and metrics cannot listen on {settings.bind}:{settings.port}: {error.strerror or error}; "
-                "choose another --web-port, or leave it out for a free one"
-            ) from error
+            why = not_bound(
+                error,
+                host="name an address of this machine with --web-bind, 0.0.0.0 for all",
+                port="choose another --web-port, or leave it out for a free one",
+            )
+            raise PagesError(f"health and metrics cannot listen on {settings.bind}:{settings.port}: {why}") from error
         address = shown(sock)
         await Listening(self._runner, self._limiter, sock).start()
         try:
@@ -476,7 +480,7 @@ def _dressed(answer: web.StreamResponse) -> web.StreamResponse:
 
 
 def bound(bind: str, port: int) -> socket.socket:
-    """Bind a socket, port 0: a free one. Blocks while a name is looked up. Raises: OSError."""
+    """Bind a socket, port 0: a free one. Blocks while a name is looked up. Raises: OSError, UnicodeError."""
     # Without a host: all addresses.
     found = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, where = found[0]

@@ -7,6 +7,7 @@ so that an idle connection costs nothing.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket as sockets
@@ -47,6 +48,8 @@ CLOSE_S: Final = 2.0
 """Seconds that sockets get to take their last answers, and requests to end, when the listener closes."""
 
 
+NO_SUCH_ADDRESS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
+"""Errors of `bind` for an address that this machine does not have."""
 ACCEPT_AT_ONCE: Final = 50
 """Connections accepted before other work of the loop has its turn."""
 LOOK_S: Final = 0.5
@@ -187,10 +190,13 @@ class Listener:
         self._say_if_fewer()
         try:
             self._listening = await _listen(host, port, self.limits.backlog)
-        except OSError as error:
-            raise ListenerError(
-                f"cannot listen on {host}:{port}: {_reason(error)}; choose another address, or port 0 for a free one"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            why = not_bound(
+                error,
+                host="name an address of this machine (--listen; in a fleet listen=), 0.0.0.0 for all",
+                port="choose another address, or port 0 for a free one",
+            )
+            raise ListenerError(f"cannot listen on {host}:{port}: {why}") from error
         bound_host, bound_port = self._listening[0].getsockname()[:2]
         if self._node is None:
             self._node = AdvertisedNode(host=bound_host, port=bound_port)
@@ -344,7 +350,7 @@ class Listener:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False  # no connection waits any more
         except OSError as error:  # the process may have no more files open
-            logger.warning("a connection could not be accepted: %s", _reason(error))
+            logger.warning("a connection could not be accepted: %s", error.strerror or error)
             self._accept_later(listening, ACCEPT_AGAIN_S)
             return False
         hold_alone(socket.fileno())
@@ -467,15 +473,19 @@ async def _listen(host: str, port: int, backlog: int) -> list[sockets.socket]:
             one.bind((address[0], port, *address[2:]))
             port = one.getsockname()[1]
             one.listen(backlog)
-    except OSError:
+    except OSError:  # a name that is none raises UnicodeError before any socket is made
         for one in made:
             one.close()
         raise
     return made
 
 
-def _reason(error: OSError) -> str:
-    """Return the system's text of an error, without the event loop's own words around it."""
+def not_bound(error: OSError | UnicodeError, *, host: str, port: str) -> str:
+    """Return why an address cannot be listened on, with what to do: `host` if this machine has no such address, `port`
+    if the port cannot be had. error: of a look-up, or of `bind`."""
+    if isinstance(error, UnicodeError):
+        return f"no host has such a name; {host}"
     if isinstance(error, sockets.gaierror) or error.errno is None:
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
+        return f"{error.strerror or error}; {host}"
+    # The system's text alone: Python's own adds words around it.
+    return f"{os.strerror(error.errno)}; {host if error.errno in NO_SUCH_ADDRESS else port}"
