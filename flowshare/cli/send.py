@@ -16,6 +16,7 @@ from typing import IO, Final, cast
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import TERMINAL, emit_json, say
 from flowshare.ops.arguments import pair
@@ -76,7 +77,7 @@ def send(
             await _send(session, topic, read, key, pairs, as_json=as_json, interrupt=interrupt)
         if topic not in known and topic in (made := {one.name: one for one in await session.admin.list_topics()}):
             count = made[topic].partitions
-            say(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
+            say(f"created topic {topic} with {amount(count, 'partition')}", err=True)
             meant = topic.endswith(_OWN) or bool(app_path and topic in _declared(app_path))
             if not meant and (close := difflib.get_close_matches(topic, known, n=1, cutoff=_CLOSE)):
                 say(f"did you mean {close[0]}? If so: flowshare topics delete {topic}, and send it again", err=True)

@@ -36,11 +36,6 @@ def effects(*lines: str) -> Preview:
     return Preview(tuple(filter(None, lines)))
 
 
-def counted(count: int, one: str) -> str:
-    """Return a count as text: `1 record`, `2 records`."""
-    return f"{count} {one}" if count == 1 else f"{count} {one}s"
-
-
 @dataclass(frozen=True, slots=True)
 class Deed:
     """One deed. command: words of the command. arguments: in their order.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import amount
 from flowshare.ops import Failure
 from flowshare.ops.arguments import (
     OFFSET_MAX,
@@ -26,7 +27,7 @@ from flowshare.ops.arguments import (
     moment,
     parameters,
 )
-from flowshare.ops.deed import Deed, Given, Order, Preview, counted, effects
+from flowshare.ops.deed import Deed, Given, Order, Preview, effects
 from flowshare.ops.groups import check_pausing, is_cooperative, keep_parked, patiently, refuse_cooperative
 from flowshare.ops.letters import LetterFilter, filter_options, partitions_of, place_of, text_of
 from flowshare.ops.replay import Replay
@@ -166,7 +167,7 @@ def _about_reset(moves: Sequence[OffsetReset], **_: Any) -> Preview:
     forward = sum(max(0, one.after - max(0, one.before)) for one in moves)
     back = sum(max(0, one.before - one.after) for one in moves)
     lines = [f"{len(moves)} share-partitions get a new start offset. The group must have no members."]
-    lines += [f"Up to {back} records run again."] if back else []
+    lines += [f"Up to {amount(back, 'record runs', 'records run')} again."] if back else []
     lines += [f"Up to {forward} records that are not finished are passed over, and never run."] if forward else []
     rows = tuple((one.topic, one.partition, one.before, one.after) for one in moves[:ROWS_MAX])
     return Preview(tuple(lines), ("topic", "partition", "from", "to"), rows)
@@ -222,7 +223,7 @@ def _told(found: Sequence[Intervened], where: str = "") -> str:
         "are being settled just now": sum(one.busy for one in found),
         "wait behind another record of their key": sum(one.blocked for one in found),
     }
-    done = counted(sum(one.done for one in found), "record")
+    done = amount(sum(one.done for one in found), "record")
     return f"{done}{where}" + "".join(f"; {count} {text}" for text, count in others.items() if count)
 
 
@@ -259,7 +260,7 @@ for _act, _words in INTERVENTIONS.items():
     _group,
     click.option("--rate", type=RATE, default=100.0, show_default=True, help="Records a second."),
     about=lambda count, rate, **_: effects(
-        f"{count} records come, {rate:.0f} a second; it takes about {count / rate:.0f} s."
+        f"{amount(count, 'record comes', 'records come')}, {rate:.0f} a second; it takes about {count / rate:.0f} s."
     ),
     said=lambda count, group, **_: f"{count} delayed records of {group} came",
     trial="--dry-run",
@@ -347,10 +348,14 @@ def _chosen(given: Given) -> Given:
 
 def _about_replay(job: Replay, **_: Any) -> Preview:
     lines = [
-        f"{counted(count, 'letter')} would be sent to {topic}, unchanged." for topic, count in sorted(job.sent.items())
+        f"{amount(count, 'letter')} would be sent to {topic}, unchanged." for topic, count in sorted(job.sent.items())
     ]
     lines += [f"{job.left_out} were replayed before, and are left out."] if job.left_out else []
-    lines += [f"{len(job.parked)} parked keys are replayed whole, in order."] if job.parked else []
+    lines += (
+        [f"{amount(len(job.parked), 'parked key is', 'parked keys are')} replayed whole, in order."]
+        if job.parked
+        else []
+    )
     lines += [f"{job.bare} have no record, which was too large for this topic."] if job.bare else []
     return effects(*(lines or ["There is nothing to replay."]))
 
@@ -458,10 +463,10 @@ async def _drain(order: Order, *, worker: str, wait_s: float, dry_run: bool) -> 
     click.argument("count", type=click.IntRange(1, 256), metavar="WORKERS"),
     click.option("--web", "worker", metavar="HOST:PORT", help="The supervisor's health pages."),
     about=lambda _, worker, count: effects(
-        f"The supervisor at {worker} keeps {counted(count, 'worker')} from now on.",
+        f"The supervisor at {worker} keeps {amount(count, 'worker')} from now on.",
         "More start at once; those that go drain first.",
     ),
-    said=lambda kept, worker, **_: f"the supervisor at {worker} keeps {counted(kept, 'worker')}",
+    said=lambda kept, worker, **_: f"the supervisor at {worker} keeps {amount(kept, 'worker')}",
     on_workers=True,
 )
 async def _resize(order: Order, *, worker: str, count: int, dry_run: bool) -> int:
