@@ -46,7 +46,7 @@ from flowshare.console.pages import PAGES
 from flowshare.console.pages.page import Missing, Page, View
 from flowshare.console.sessions import AGE_S, Session, Sessions
 from flowshare.console.source import NotAnswering
-from flowshare.console.store import TEXT_MAX, Deed
+from flowshare.console.store import TEXT_MAX, AuditLine
 from flowshare.core_errors import FlowshareError
 from flowshare.ops import Failure
 from flowshare.protocol.errors import ErrorCode
@@ -73,7 +73,7 @@ PAGES_AT_ONCE: Final = 16
 """The most pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
 """The most actions at the same time: of short ones, of long ones, and of previews, each."""
-DEEDS: Final = Pace(burst=200, per_s=0.5)
+PACE: Final = Pace(burst=200, per_s=0.5)
 """The pace of a user's actions: it takes days to fill the audit up."""
 HASHES_AT_ONCE: Final = 2
 """The most passwords that are checked at the same time, 32 MB each, however many users log in."""
@@ -443,7 +443,7 @@ class ConsoleServer:
 
     def _check_pace(self, session: Session) -> None:
         """Check the pace. Raises HTTPTooManyRequests."""
-        pace, now_s = self._paces.setdefault(session.name, FailureTally(DEEDS)), self._clock.monotonic()
+        pace, now_s = self._paces.setdefault(session.name, FailureTally(PACE)), self._clock.monotonic()
         if (wait_s := pace.wait_s(now_s)) > 0:
             raise web.HTTPTooManyRequests(text=f"{session.name} has done very much; the next action in {wait_s:.0f} s")
         pace.failed(now_s)
@@ -453,7 +453,7 @@ class ConsoleServer:
     ) -> None:
         """Write the action down, do it, write its outcome down, and notify the user; also when no browser waits any
         more."""
-        deed = Deed(
+        line = AuditLine(
             at_ms=self._clock.now_ms(),
             who=session.name,
             role=session.role.value,
@@ -463,18 +463,18 @@ class ConsoleServer:
             outcome="begun",
         )
         try:
-            number = await self._store.note(deed)
+            number = await self._store.note(line)
         except sqlite3.Error as error:
             session.add_notice(f"nothing was done, as it cannot be written down who does it: {error}", good=False)
             return
-        logger.info("%s by %s: %s", action.name, session.name, deed.command)
+        logger.info("%s by %s: %s", action.name, session.name, command)
         outcome, done = "the log says why", False
         try:
             outcome, done = await action.act(self._means, arguments), True
         except PROBLEMS as error:
             outcome = _problem(error)[1]
         except Exception:  # a fault of the console
-            logger.exception("an action failed: %s", deed.command)
+            logger.exception("an action failed: %s", command)
         session.add_notice(outcome, good=done)
         self._collector.hurry()
         await self._store.end(number, outcome if done else f"failed: {outcome}")

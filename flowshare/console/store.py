@@ -81,8 +81,8 @@ class Point(NamedTuple, Generic[F]):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """An action of a user. outcome: `begun` until the outcome is known."""
+class AuditLine:
+    """One line of the audit: an action of a user. outcome: `begun` until the outcome is known."""
 
     at_ms: int
     who: str
@@ -210,10 +210,10 @@ class Store:
 
     # --- who did what -------------------------------------------------------------------------------------------------
 
-    async def note(self, deed: Deed) -> int:
+    async def note(self, line: AuditLine) -> int:
         """Write down an action before it begins; return its number. Raises sqlite3.Error: then the action must not
         begin."""
-        return await self._run(lambda: self._note(deed))
+        return await self._run(lambda: self._note(line))
 
     async def end(self, number: int, outcome: str) -> None:
         """Write down an action's outcome; if that fails, the next console shows the outcome as not known."""
@@ -226,14 +226,14 @@ class Store:
         except sqlite3.Error as error:
             logger.warning("what became of deed %s is not written down: %s path=%s", number, error, self.path)
 
-    async def deeds(self, *, before: int | None = None, limit: int = 100) -> list[Deed]:
+    async def deeds(self, *, before: int | None = None, limit: int = 100) -> list[AuditLine]:
         """Return actions, the newest first. before: only those with smaller numbers."""
         query = (
             "SELECT at_ms, who, role, peer, action, command, outcome, number FROM deed WHERE number < ? "
             "ORDER BY number DESC LIMIT ?"
         )
         rows = await self._run(lambda: self._rows(query, (2**62 if before is None else before, limit)))
-        return [Deed(*row) for row in rows]
+        return [AuditLine(*row) for row in rows]
 
     # --- on the thread ------------------------------------------------------------------------------------------------
 
@@ -310,8 +310,8 @@ class Store:
         db.execute(f"DELETE FROM {seconds} WHERE at < ?", (at_s - SECONDS_KEPT_S,))  # noqa: S608
         db.execute(f"DELETE FROM {minutes} WHERE at < ?", (at_s - MINUTES_KEPT_S,))  # noqa: S608
 
-    def _note(self, deed: Deed) -> int:
-        values = [_encodable(one)[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
+    def _note(self, line: AuditLine) -> int:
+        values = [_encodable(one)[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(line)[:-1]]
         if (opened := self._ready()) is None:
             raise sqlite3.OperationalError(self.trouble or "it is closed")
         with _transaction(opened) as db:

@@ -684,7 +684,7 @@ async def test_a_form_that_cannot_be_read_is_told_and_no_deed(tmp_path, form):
 
 
 async def test_nobody_fills_the_audit_up_and_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("flowshare.console.server.DEEDS", Pace(burst=3, per_s=0.001))
+    monkeypatch.setattr("flowshare.console.server.PACE", Pace(burst=3, per_s=0.001))
     file = logins_at(tmp_path / "logins", ann=Role.OPERATOR, bob=Role.OPERATOR)
     async with (
         console(tmp_path / "c", ConsoleSettings(logins=file)) as made,

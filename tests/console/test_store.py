@@ -21,7 +21,7 @@ from flowshare.console.store import (
     SUBJECTS_MAX,
     TEXT_MAX,
     AgentFigures,
-    Deed,
+    AuditLine,
     Figures,
     Kept,
     Store,
@@ -30,7 +30,9 @@ from tests.disks import fill, small_disk
 
 pytestmark = pytest.mark.asyncio
 BEGUN_S = 1_700_000_040 - 1_700_000_040 % 60
-DEED = Deed(at_ms=1, who="ann", role="operator", peer="127.0.0.1", action="pause", command="flowshare", outcome="begun")
+LINE = AuditLine(
+    at_ms=1, who="ann", role="operator", peer="127.0.0.1", action="pause", command="flowshare", outcome="begun"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -201,14 +203,14 @@ async def test_names_are_no_sql(tmp_path):
 
         assert await backlog(made, evil, 0) == [(0, 1)]
         assert await backlog(made, "%", 0) == [(0, 2)]
-        await made.note(DEED)
+        await made.note(LINE)
         assert len(await made.deeds()) == 1
 
 
 async def test_half_a_surrogate_in_a_name_costs_nobodys_history(tmp_path):
     async with store(tmp_path / "c") as made:
         await keep(made, BEGUN_S, **{"ann": 1.0, "\ud800": 2.0})
-        number = await made.note(replace(DEED, command="flowshare \ud800"))
+        number = await made.note(replace(LINE, command="flowshare \ud800"))
         await made.end(number, "\udfff")
 
         assert [one for _, one in await backlog(made, "ann", BEGUN_S)] == [1.0]
@@ -221,7 +223,7 @@ async def test_half_a_surrogate_in_a_name_costs_nobodys_history(tmp_path):
 async def test_deeds_are_told_newest_first_in_pages(tmp_path):
     async with store(tmp_path / "c") as made:
         for number in range(5):
-            await made.end(await made.note(DEED), f"done {number}")
+            await made.end(await made.note(LINE), f"done {number}")
 
         assert [one.outcome for one in await made.deeds(limit=2)] == ["done 4", "done 3"]
         assert [one.outcome for one in await made.deeds(before=2)] == ["done 0"]
@@ -229,8 +231,8 @@ async def test_deeds_are_told_newest_first_in_pages(tmp_path):
 
 async def test_what_was_begun_when_the_console_ended_is_told_as_not_known(tmp_path):
     async with store(tmp_path / "c") as made:
-        await made.end(await made.note(DEED), "group g is paused")
-        await made.note(DEED)
+        await made.end(await made.note(LINE), "group g is paused")
+        await made.note(LINE)
     async with store(tmp_path / "c") as made:
         begun, done = await made.deeds()
 
@@ -243,7 +245,7 @@ async def test_the_audit_is_bounded_and_its_numbers_go_on(tmp_path):
         await made._run(lambda: made._write("INSERT INTO sqlite_sequence VALUES ('deed', ?)", (AUDIT_MAX + 6,)))
         await made._run(lambda: made._write("INSERT INTO deed (number, who) VALUES (7, 'old'), (8, 'kept')", ()))
 
-        number = await made.note(DEED)
+        number = await made.note(LINE)
 
         assert number == AUDIT_MAX + 7
         assert [one.number for one in await made.deeds()] == [number, 8]
@@ -251,7 +253,7 @@ async def test_the_audit_is_bounded_and_its_numbers_go_on(tmp_path):
 
 async def test_texts_of_the_audit_are_bounded(tmp_path):
     async with store(tmp_path / "c") as made:
-        number = await made.note(Deed(1, "w" * 9_999, "r", "p", "a", "c" * 99_999, "begun"))
+        number = await made.note(AuditLine(1, "w" * 9_999, "r", "p", "a", "c" * 99_999, "begun"))
         await made.end(number, "o" * 99_999)
 
         (deed,) = await made.deeds()
@@ -303,7 +305,7 @@ async def test_a_file_that_is_no_database_is_set_aside_and_told(tmp_path, caplog
     async with store(folder) as made:
         await keep(made, BEGUN_S, g=1)
         assert await backlog(made, "g", 0) == [(0, 1)]
-        assert await made.note(DEED) == 1
+        assert await made.note(LINE) == 1
 
     if bytes_:
         (aside,) = folder.glob(f"{FILE}.damaged-*")
@@ -322,7 +324,7 @@ async def test_a_database_whose_pages_are_damaged_is_set_aside_too(tmp_path, cap
     (folder / FILE).write_bytes(data)
 
     async with store(folder) as made:
-        await made.note(DEED)
+        await made.note(LINE)
 
     assert "damaged" in caplog.text
 
@@ -350,7 +352,7 @@ async def test_a_folder_that_cannot_be_written_costs_history_and_deeds_only(tmp_
     assert await made.figures(GROUPS, "g", 0) == []
     assert await made.deeds() == []
     with pytest.raises(sqlite3.Error):
-        await made.note(DEED)
+        await made.note(LINE)
     assert made.trouble is not None
     await made.close()
 
@@ -363,7 +365,7 @@ async def test_a_folder_that_can_be_used_again_is_used_without_a_restart(tmp_pat
         folder.unlink()
         await keep(made, BEGUN_S, g=1)
         assert made.trouble is None
-        assert await made.note(DEED) == 1
+        assert await made.note(LINE) == 1
         assert await backlog(made, "g", 0) == [(0, 1)]
 
 
@@ -373,7 +375,7 @@ async def test_a_file_that_is_removed_under_the_console_begins_anew_so_that_deed
 ):
     async with store(tmp_path / "c") as made:
         await keep(made, BEGUN_S, g=1)
-        await made.note(DEED)
+        await made.note(LINE)
         if gone == "replaced":
             (tmp_path / "c" / FILE).rename(tmp_path / "before")
             (tmp_path / "c" / FILE).touch()
@@ -382,7 +384,7 @@ async def test_a_file_that_is_removed_under_the_console_begins_anew_so_that_deed
         if gone == "folder":
             (tmp_path / "c").rmdir()
 
-        number = await made.note(replace(DEED, command="after"))
+        number = await made.note(replace(LINE, command="after"))
         await made.end(number, "done")
         await keep(made, BEGUN_S + 1, g=1)
 
@@ -402,7 +404,7 @@ async def test_a_full_disk_costs_the_history_until_there_is_room(tmp_path):
             for second in range(1, 60):
                 await keep(made, BEGUN_S + second, **{f"g{number}": second for number in range(50)})
             assert "full" in (made.trouble or "")
-            deeds = [asyncio.ensure_future(made.note(replace(DEED, command="c" * 4_000))) for _ in range(1_000)]
+            deeds = [asyncio.ensure_future(made.note(replace(LINE, command="c" * 4_000))) for _ in range(1_000)]
             answers = await asyncio.gather(*deeds, return_exceptions=True)
             assert {type(one) for one in answers} <= {int, sqlite3.OperationalError}
             assert "full" in str(answers[-1])
