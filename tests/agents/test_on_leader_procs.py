@@ -3,12 +3,11 @@ still."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +15,13 @@ from typing import NamedTuple
 import pytest
 
 from flowshare.agents.host.lease import HELD_S, WAIT_S
-from flowshare.dev.processes import tied_to_parent
 from flowshare.log.owner import read_owner
+from tests.agents.processes import Processes
+from tests.sim.seeds import drawn
 from tests.waiting import blocking_pause, blocking_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
 GAP_S = (WAIT_S - HELD_S) / 2
 """Between the last step of one process and the first one of the next, at least."""
 
@@ -71,50 +70,29 @@ class Step(NamedTuple):
     at_s: float
 
 
-class Workers:
+class Workers(Processes):
     """Worker processes of one app, and what ran in them."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder = folder
-        self._url = url
-        self._journal = folder / "journal"
-        self._journal.touch()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        super().__init__(folder, url)
+        self._by_pid: dict[int, subprocess.Popen[bytes]] = {}
 
     def add(self, module: str = "leaderapp") -> int:
-        environment = {
-            **os.environ,
-            "URL": self._url,
-            "JOURNAL": str(self._journal),
-            "PYTHONPATH": os.pathsep.join([str(self._folder), str(ROOT)]),
-        }
-        log = self._folder / f"{len(self._processes)}.log"
-        command = [sys.executable, "-m", "flowshare.cli", "worker", f"{module}:app", "--web-port", "0"]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                preexec_fn=tied_to_parent(),
-            )
-        self._processes[process.pid] = process
+        process = self.cli("worker", f"{module}:app", "--web-port", "0")
+        self._by_pid[process.pid] = process
         return process.pid
 
     @property
     def living(self) -> list[int]:
-        return [pid for pid, process in self._processes.items() if process.poll() is None]
+        return [pid for pid, process in self._by_pid.items() if process.poll() is None]
 
     def signal(self, pid: int, number: int) -> None:
-        self._processes[pid].send_signal(number)
+        self._by_pid[pid].send_signal(number)
         if number in (signal.SIGKILL, signal.SIGTERM):
-            self._processes[pid].wait(60)
+            self._by_pid[pid].wait(60)
 
     def steps(self) -> list[Step]:
-        lines = self._journal.read_text().splitlines()
-        return [Step(word, int(pid), float(at_s)) for word, pid, at_s in map(str.split, lines)]
+        return [Step(word, int(pid), float(at_s)) for word, pid, at_s in self.notes()]
 
     def holder(self, *others: int, limit_s: float = 60) -> int:
         """The process that runs it, as soon as one does that is none of these."""
@@ -124,8 +102,7 @@ class Workers:
             steps = self.steps()
             return steps[-1].pid if steps and steps[-1].pid not in others and steps[-1].at_s > began_s else 0
 
-        logs = sorted(self._folder.glob("*.log"))
-        return blocking_until(holding, lambda: "\n".join(log.read_text()[-2000:] for log in logs), limit_s=limit_s)
+        return blocking_until(holding, lambda: self.log()[-8000:], limit_s=limit_s)
 
     def check(self) -> int:
         """That no two processes ran it at once; how often it went from one to another."""
@@ -136,12 +113,6 @@ class Workers:
             changes += 1
             assert after.at_s - before.at_s >= GAP_S, f"{before} and {after}: two processes at once"
         return changes
-
-    def end(self) -> None:
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
 
 
 def play(workers: Workers, seed: int) -> int:
@@ -171,31 +142,23 @@ def play(workers: Workers, seed: int) -> int:
 
 @pytest.mark.real
 def test_joins_ends_kills_and_standstills_never_make_two_on_an_embedded_path(tmp_path):
-    seed = random.randrange(2**32)
-    print("seed", seed)
     workers = Workers(tmp_path, f"embedded://{tmp_path / 'path'}")
     (tmp_path / "leaderapp.py").write_text(APP)
     (tmp_path / "holder.py").write_text(HOLDER)
-    try:
+    with contextlib.closing(workers):
         holder = workers.add("holder")
         blocking_until(lambda: read_owner(tmp_path / "path") is not None or holder not in workers.living)
         assert holder in workers.living
-        assert play(workers, seed) >= 2
+        assert play(workers, drawn()) >= 2
         assert {step.word for step in workers.steps()} == {"tick", "task"}
-    finally:
-        workers.end()
 
 
 @pytest.mark.java
 @pytest.mark.parametrize("share", ["native", "workers"])
 def test_joins_ends_kills_and_standstills_never_make_two_on_a_kafka(tmp_path, kafka, unique, share):
-    seed = random.randrange(2**32)
-    print("seed", seed)
     options = f"share={share}" + (f"&fleet={unique('shop')}&slots=4&listen=127.0.0.1:0" if share == "workers" else "")
     workers = Workers(tmp_path, f"kafka://{','.join(kafka.addresses)}?{options}")
     named = APP.replace('"shop"', repr(unique("shop"))).replace('"work"', repr(unique("work")))
     (tmp_path / "leaderapp.py").write_text(named)
-    try:
-        assert play(workers, seed) >= 2
-    finally:
-        workers.end()
+    with contextlib.closing(workers):
+        assert play(workers, drawn()) >= 2

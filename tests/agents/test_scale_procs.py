@@ -7,22 +7,19 @@ await, so that two cores are enough for eight workers. Records come while worker
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import blocking_until
+from tests.agents.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 
 APP = """
@@ -60,48 +57,24 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-class Scaled:
+class Scaled(Processes):
     """A folder with an app, what its handlers wrote, and `flowshare scale` on it. `name`: of app and topic."""
 
     def __init__(self, folder: Path, url: str, name: str = "steps") -> None:
-        self.folder = folder
-        self.journal = folder / "journal"
-        self.url = url
-        self.name = name
-        self.started: list[subprocess.Popen[bytes]] = []
+        super().__init__(folder, url, APP=name)
         (folder / "stepsapp.py").write_text(APP)
         (folder / "load.py").write_text(LOAD)
-        (folder / "hypothesis.py").write_text("raise ModuleNotFoundError")  # as where workers run: kio takes 0.4 s less
-
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
-        paths = f"{self.folder}{os.pathsep}{ROOT}"
-        more = {"URL": self.url, "APP": self.name, "JOURNAL": str(self.journal), "PYTHONPATH": paths}
-        with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command], cwd=self.folder, env={**os.environ, **more}, stdout=log, stderr=log
-            )
-        self.started.append(process)
-        return process
 
     def scale(self, *options: str) -> subprocess.Popen[bytes]:
-        return self.start("-m", "flowshare.cli", "scale", "stepsapp:app", *options)
+        return self.cli("scale", "stepsapp:app", *options)
 
     def load(self, *steps: str) -> subprocess.Popen[bytes]:
         """Each step is `records a second,seconds a handler takes,seconds of the step`."""
         return self.start("load.py", self.url, *steps)
 
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
-
-    def notes(self, word: str) -> list[tuple[int, int, float]]:
+    def noted(self, word: str) -> list[tuple[int, int, float]]:
         """Offset, process and time of each line."""
-        text = self.journal.read_text() if self.journal.exists() else ""
-        lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [(int(offset), int(pid), float(at)) for said, offset, pid, at in lines if said == word]
-
-    def workers(self) -> dict[int, int]:
-        """Number of each worker's process, as the supervisor's log has it; a number may have several."""
-        return {int(pid): int(number) for number, pid in re.findall(r"worker (\d+) is process (\d+)", self.log())}
+        return [(int(offset), int(pid), float(at)) for said, offset, pid, at in self.notes() if said == word]
 
     def running(self) -> int:
         """Workers that are ready and have not left."""
@@ -112,18 +85,8 @@ class Scaled:
         """From how many workers to how many, in order."""
         return [(int(a), int(b)) for a, b in re.findall(r"from (\d+) to (\d+) workers", self.log())]
 
-    def wait(self, ready: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        blocking_until(ready, lambda: f"{what}\n{self.log()[-20_000:]}", limit_s=limit_s)
-
-    def close(self) -> None:
-        for process in self.started:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
-        for pid in self.workers() if self.started else ():
-            with contextlib.suppress(OSError):
-                if b"stepsapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+    def wait(self, ready: Callable[[], object], what: str = "", limit_s: float = LIMIT_S) -> None:
+        super().wait(ready, what, limit_s)
 
 
 @pytest.fixture
@@ -149,10 +112,10 @@ def step_load(place: Scaled) -> None:
     place.wait(lambda: load.poll() is not None, "the end of the load")
     assert load.returncode == 0, place.log()
     sent = 28 * 20 + 3 * 30
-    place.wait(lambda: len({offset for offset, _, _ in place.notes("end")}) == sent, "all records")
+    place.wait(lambda: len({offset for offset, _, _ in place.noted("end")}) == sent, "all records")
     place.wait(lambda: place.running() == 1 and place.moves()[-1][1] == 1, "one worker again")
 
-    starts, ends = place.notes("start"), place.notes("end")
+    starts, ends = place.noted("start"), place.noted("end")
     assert sorted(offset for offset, _, _ in starts) == list(range(sent)), "none lost, none begun twice"
     assert sorted(offset for offset, _, _ in ends) == list(range(sent))
     assert max(size for _, size in place.moves()) == 8
@@ -176,21 +139,21 @@ def test_a_step_load_is_followed_to_8_workers_and_back_on_a_real_kafka(kafka_pla
 def test_a_worker_finishes_what_it_runs_when_it_is_drained_and_begins_nothing_until_it_is_stopped(
     place: Scaled,
 ) -> None:
-    worker = place.start("-m", "flowshare.cli", "worker", "stepsapp:app")
+    worker = place.cli("worker", "stepsapp:app")
     place.wait(lambda: place.running() == 1, "the worker")
     assert place.load("10,2,0.1").wait(LIMIT_S) == 0
-    place.wait(lambda: len(place.notes("start")) == 1, "the handler")
+    place.wait(lambda: len(place.noted("start")) == 1, "the handler")
 
     [address] = re.findall(r"health and metrics at http://(\S+)", place.log())
-    drained = place.start("-m", "flowshare.cli", "drain", "--web", address)
+    drained = place.cli("drain", "--web", address)
     assert drained.wait(LIMIT_S) == 0, place.log()
 
-    assert len(place.notes("end")) == 1, "drained means finished"
+    assert len(place.noted("end")) == 1, "drained means finished"
     assert place.load("100,0,0.1").wait(LIMIT_S) == 0
     assert worker.poll() is None, "it waits to be told to stop"
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(LIMIT_S) == 0, place.log()
-    assert len(place.notes("start")) == 1, "nothing new was begun"
+    assert len(place.noted("start")) == 1, "nothing new was begun"
     assert "drained: everything that was begun is finished" in place.log()
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowshare.backend.fleet import FleetConnection
-from flowshare.client.net.cluster import Cluster
-from flowshare.client.net.connections import NodeConnection
-from flowshare.client.net.tcp import open_tcp
+from flowshare.client.net.cluster import Cluster, OpenNode
 from flowshare.protocol.messages import Connection
 from tests.scenarios.fleet_local import LocalFleet
 from tests.scenarios.fleet_wire import FleetWire
@@ -60,32 +58,7 @@ class FleetWorld(KafkaWorld):
         self._open.clear()
         self.workers, self._known = tuple(workers), None
 
-    async def consume(self, name: str) -> Connection:
-        """As flowshare's own consumers connect to a fleet; closing it closes every socket of the consumer."""
-        opened: list[NodeConnection] = []
-
-        async def open_node(host: str, port: int, client_id: str) -> NodeConnection:
-            opened.append(await open_tcp(host, port, client_id=client_id, clock=self.clock, settings=self._settings))
-            return opened[-1]
-
-        brokers = Cluster(["{}:{}".format(*self.address)], clock=self.clock, open_node=open_node)
-        workers = Cluster(self.workers, clock=self.clock, open_node=open_node)
-        for cluster in (brokers, workers):
-            self._clusters.append(cluster)
-            await cluster.start()
-        connection = FleetConnection(workers, name, brokers.connect(name))
-        close = connection.close
-
-        async def close_all() -> None:
-            for socket in opened:
-                await socket.close()
-            await close()
-
-        connection.close = close_all  # type: ignore[method-assign]
-        return connection
-
-    async def _cluster(self, addresses: Sequence[str]) -> Cluster:
-        cluster = Cluster(addresses, clock=self.clock)
-        self._clusters.append(cluster)
-        await cluster.start()
-        return cluster
+    async def _consumer(self, name: str, open_node: OpenNode) -> Connection:
+        """As flowshare's own consumers connect to a fleet."""
+        brokers = await self._cluster(["{}:{}".format(*self.address)], open_node)
+        return FleetConnection(await self._cluster(self.workers, open_node), name, brokers.connect(name))

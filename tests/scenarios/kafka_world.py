@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.cluster import Cluster, OpenNode
 from flowshare.client.net.connections import NodeConnection
 from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
@@ -45,17 +45,14 @@ class KafkaWorld:
         return Renaming(wire, self.suffix)
 
     async def consume(self, name: str) -> Connection:
-        """As flowshare's own consumers connect to a cluster; closing it closes every socket of the consumer."""
+        """As flowshare's own consumers connect; closing it closes every socket of the consumer."""
         opened: list[NodeConnection] = []
 
         async def open_node(host: str, port: int, client_id: str) -> NodeConnection:
             opened.append(await open_tcp(host, port, client_id=client_id, clock=self.clock, settings=self._settings))
             return opened[-1]
 
-        cluster = Cluster([f"{self.address[0]}:{self.address[1]}"], clock=self.clock, open_node=open_node)
-        self._clusters.append(cluster)
-        await cluster.start()
-        connection = cluster.connect(name)
+        connection = await self._consumer(name, open_node)
         close = connection.close
 
         async def close_all() -> None:
@@ -65,6 +62,15 @@ class KafkaWorld:
 
         connection.close = close_all  # type: ignore[method-assign]
         return connection
+
+    async def _consumer(self, name: str, open_node: OpenNode) -> Connection:
+        return (await self._cluster(["{}:{}".format(*self.address)], open_node)).connect(name)
+
+    async def _cluster(self, addresses: Sequence[str], open_node: OpenNode | None = None) -> Cluster:
+        cluster = Cluster(addresses, clock=self.clock, open_node=open_node)
+        self._clusters.append(cluster)
+        await cluster.start()
+        return cluster
 
     def real(self, name: str) -> str:
         """Return the broker's name for a scenario's topic or group."""

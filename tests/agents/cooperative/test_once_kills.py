@@ -4,9 +4,9 @@ outputs are there once, and none is missing."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -16,44 +16,42 @@ import pytest
 
 import flowshare as fs
 from flowshare.client.producer.message import Message
+from tests.agents.processes import Processes
+from tests.sim.seeds import drawn
 from tests.waiting import blocking_until
 
 RECORDS = 3_000
 KEYS = 80
 LEASE_S = 6.0
+SCRIPT = str(Path(__file__).with_name("once_worker.py"))
 LEFT_S = 180.0
 """How long what is left may take: a lease that has to end, and processes that have to begin."""
 KILLS = 3
 WORKERS = 3
 
 
-class Workers:
+class Workers(Processes):
     """Processes on one path."""
 
     def __init__(self, tmp_path: Path, rng: random.Random) -> None:
-        self._tmp = tmp_path
+        super().__init__(tmp_path, f"embedded://{tmp_path / 'path'}")
         self._rng = rng
-        self.broker = f"embedded://{tmp_path / 'path'}"
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.started = 0
 
-    def start(self) -> None:
-        number, self.started = self.started, self.started + 1
-        script = Path(__file__).with_name("once_worker.py")
-        command = [sys.executable, str(script), self.broker, str(self.journal(number)), str(LEASE_S), "0.02"]
-        with (self._tmp / f"{number}.log").open("wb") as log:
-            self.running[number] = subprocess.Popen(command, stdout=log, stderr=log)
+    def add(self) -> None:
+        number = len(self.started)
+        self.running[number] = self.start(SCRIPT, self.url, str(self.journal_of(number)), str(LEASE_S), "0.02")
 
-    def journal(self, number: int) -> Path:
-        return self._tmp / f"{number}.journal"
+    def journal_of(self, number: int) -> Path:
+        return self.folder / f"{number}.journal"
 
     def begun(self, number: int) -> int:
         """How many records it has begun."""
-        path = self.journal(number)
+        path = self.journal_of(number)
         return path.stat().st_size if path.exists() else 0
 
     def all_begun(self) -> int:
-        return sum(map(self.begun, range(self.started)))
+        return sum(map(self.begun, range(len(self.started))))
 
     def at_work(self) -> list[int]:
         """Those that have begun something: it takes a process seconds to begin."""
@@ -67,12 +65,10 @@ class Workers:
     def end_all(self) -> None:
         for process in self.running.values():
             process.terminate()
-        for process in self.running.values():
-            try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in self.running.values():
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self.close()
 
 
 async def produce(broker: str) -> None:
@@ -108,14 +104,12 @@ def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     monkeypatch.setenv("OUTPUT_ORDER", order)
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(drawn())
     workers = Workers(tmp_path, rng)
-    asyncio.run(produce(workers.broker))
+    asyncio.run(produce(workers.url))
     try:
         for _ in range(WORKERS):
-            workers.start()
+            workers.add()
         for _ in range(KILLS):
             begun = workers.all_begun() + RECORDS // 8
             blocking_until(
@@ -125,8 +119,8 @@ def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
                 or_last=True,
             )
             workers.kill_one()
-            workers.start()
-        found = asyncio.run(outputs(workers.broker, 2 * RECORDS))
+            workers.add()
+        found = asyncio.run(outputs(workers.url, 2 * RECORDS))
     finally:
         workers.end_all()
 
