@@ -102,8 +102,8 @@ bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, m
 	@$(BIN)/python benchmarks/fleet_scale.py
 
 chaos: setup  ## faults of all kinds under load, judged from outside: embedded, a fleet on a real Kafka, keys in order on both, pipelines (SEED, RUNS, RECORDS)
-	@$(BIN)/python benchmarks/chaos.py --kills 20
-	@$(BIN)/python benchmarks/chaos.py --kills 12 --records 200000 --workers 4
+	@$(BIN)/python -m tests.chaos.run --kills 20 --workers 1 --records 20000
+	@$(BIN)/python -m tests.chaos.run --kills 12 --workers 4 --records 200000
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --once --runs $(or $(ONCE_RUNS),3) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))

@@ -17,12 +17,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowshare.client.producer.producer import Message
-from tests.chaos.chain_app import LINE, NUMBER_SIZE
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.command import finish, parser_of
+from tests.chaos.journal import Journals
 from tests.chaos.proxy import Wires
-from tests.chaos.traffic import Feed, make_topics
+from tests.chaos.traffic import Feed, make_topics, message
 from tests.chaos.workers import Workers
 
 WORKERS, SLOTS, PARTITIONS = 3, 8, 4
@@ -72,18 +71,17 @@ class Run:
             app="tests.chaos.chain_app:app",
             environment=environment,
         )
-        messages = [Message(b"%0*d" % (NUMBER_SIZE, number) + b"." * 90) for number in range(plan.records)]
         self.url = self.workers.url(kafka.bootstrap, lead="false")
-        self.feed = Feed(self.url, self.topic, messages)
+        self.feed = Feed(self.url, self.topic, [message(number) for number in range(plan.records)])
+        self.journals = Journals(self.workers.journals)
         self.kills = 0
 
     def places(self) -> dict[int, set[tuple[int, int]]]:
         """Where each record was that the second agent was handed."""
         found: dict[int, set[tuple[int, int]]] = defaultdict(set)
-        for path in self.workers.journals.glob("*.journal"):
-            data = path.read_bytes()
-            for number, partition, offset in LINE.iter_unpack(data[: len(data) // LINE.size * LINE.size]):
-                found[number].add((partition, offset))
+        self.journals.go_on()
+        for _, partition, _, _, _, number, _, offset, *_ in self.journals.lines():
+            found[number].add((partition, offset))
         return found
 
     def go(self) -> Chained:

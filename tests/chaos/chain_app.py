@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import struct
+import time
 from typing import Any
 
 import flowshare as fs
+from tests.chaos.journal import BEGUN, LINE, NO_FENCE, NO_KEY, NUMBER_SIZE
 
 ENV = os.environ.get
-LINE = struct.Struct("<IIq")
-"""Id of the record, partition and offset at which the second agent was handed it."""
-NUMBER_SIZE = 10
 TOPIC, ISOLATION = ENV("TOPIC", "in"), ENV("ISOLATION", "")
 MIDDLE = f"{TOPIC}.mid"
 JOURNAL = os.open(
@@ -42,4 +40,5 @@ async def a(value: bytes) -> bytes:
 )
 async def b(value: bytes, delivery: fs.Delivery) -> None:
     """Note where it was."""
-    os.write(JOURNAL, LINE.pack(int(value[:NUMBER_SIZE]), delivery.partition, delivery.offset))
+    place = delivery.partition, min(delivery.attempt, 0xFFFF), 0, os.getpid(), int(value[:NUMBER_SIZE]), NO_KEY
+    os.write(JOURNAL, LINE.pack(BEGUN, *place, delivery.offset, *NO_FENCE, time.monotonic_ns()))

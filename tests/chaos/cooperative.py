@@ -5,7 +5,7 @@
 
 As `tests.chaos.order`, with an agent of a cooperative group: workers are started, stopped by SIGTERM, killed, and
 stopped by SIGSTOP past their lease (the first fault is that), by dice, until so many were killed. Without a place every
-second run is a fleet on a real Kafka. The judge is `tests.chaos.order_judge`: nothing is lost, the records of a key
+second run is a fleet on a real Kafka. The judge is `tests.chaos.judge`: nothing is lost, the records of a key
 begin in the log's order, behind what was committed only, so that nothing that comes again comes behind another record
 of its key; its handlers do not overlap but for one whose process stood still past its lease; each has a higher fence
 than all before it; and what comes again a death explains.
@@ -33,11 +33,10 @@ from flowshare.client.errors import ClientError
 from flowshare.clock import LoopClock
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.command import finish, parser_of
-from tests.chaos.judge import Fault
+from tests.chaos.journal import Turn
+from tests.chaos.judge import Fault, turns_in
+from tests.chaos.judge import Processes as Known
 from tests.chaos.order import SHOWN, Plan, Run, chaos
-from tests.chaos.order_journal import Turn
-from tests.chaos.order_judge import Processes as Known
-from tests.chaos.order_judge import turns_in
 from tests.chaos.proxy import Wires
 from tests.chaos.traffic import opened
 

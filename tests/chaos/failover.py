@@ -10,15 +10,13 @@ allowed. What living workers had in hand must run once, as in `tests.chaos.run`.
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import statistics
-import sys
-import tempfile
 import time
 import uuid
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,16 +26,19 @@ from confluent_kafka.admin import AdminClient
 
 from flowshare.slots.placement import share_slot
 from tests.chaos.cluster import MortalKafka
-from tests.chaos.journal import BEGUN, Journals, Line
-from tests.chaos.judge import Fault, judge
+from tests.chaos.command import finish, parser_of
+from tests.chaos.journal import Journals, Turn
+from tests.chaos.judge import Fault, Processes, judge_without_order, turns_in
+from tests.chaos.order import SHOWN
 from tests.chaos.proxy import Wires
-from tests.chaos.run import SHOWN
-from tests.chaos.traffic import Traffic, claims_in, make_topic
-from tests.chaos.workers import Worker, Workers
+from tests.chaos.traffic import Traffic, claims_in
+from tests.chaos.workers import APP, Worker, Workers
 
 WORKERS, PARTITIONS, SLOTS = 3, 12, 12
 KILL_S_MAX, STOP_S_MAX = 10.0, 1.0
 SETTLE_S, AFTER_S = 6.0, 14.0
+LOCK_S = 30.0
+HANDLERS = {"SHORT_S": "0.005", "CONCURRENCY": "64", "LONG": "0.03", "LONG_S": "2.7"}
 RECORDS_MAX = 10_000_000
 
 
@@ -55,7 +56,6 @@ class FailOver:
     def __init__(self, kafka: MortalKafka, wires: Wires, folder: Path, rate: float, seed: int) -> None:
         self.kafka, self.dice = kafka, random.Random(seed)
         self.topic = f"failover-{uuid.uuid4().hex[:8]}"
-        make_topic(kafka.bootstrap, self.topic, PARTITIONS)
         self.workers = Workers(
             folder,
             kafka,
@@ -63,10 +63,12 @@ class FailOver:
             topic=self.topic,
             slots=SLOTS,
             state=False,
-            environment={"SHORT_S": "0.005", "CONCURRENCY": "64"},
+            app=APP,
+            environment={"ORDER": "", "LOCK_S": str(LOCK_S), "ATTEMPTS": "5", **HANDLERS},
         )
         self.journals = Journals(self.workers.journals)
         self.traffic = Traffic(kafka.bootstrap, self.topic, partitions=PARTITIONS, records=RECORDS_MAX, rate=rate)
+        self.traffic.make_topic()
         self.faults: list[Fault] = []
         self.figures = Figures()
 
@@ -100,13 +102,13 @@ class FailOver:
         time.sleep(max(0.0, at + AFTER_S - time.monotonic()))
         self.journals.go_on()
         gave_up = (victim.pid,) if number is signal.SIGKILL else ()
-        self.faults.append(Fault(kind, at, time.monotonic(), (victim.pid,), gave_up))
+        self.faults.append(Fault(kind, at, time.monotonic(), (victim.pid,), gave_up, killed=gave_up))
         begun = self._begun_by_partition()
         for partition in partitions:
             if number is signal.SIGKILL:
                 self.figures.killed.append(self._served_again(begun[partition], victim, at))
             else:
-                self.figures.stopped.append(_longest_pause([line.at for line in begun[partition]], at, at + AFTER_S))
+                self.figures.stopped.append(_longest_pause([turn.begin for turn in begun[partition]], at, at + AFTER_S))
         self._start_again(victim)
 
     def _start_again(self, victim: Worker) -> None:
@@ -126,41 +128,41 @@ class FailOver:
             led[ports[share_slot(topic_id, partition, SLOTS)]].append(partition)
         return led
 
-    def _begun_by_partition(self) -> dict[int, list[Line]]:
-        begun: dict[int, list[Line]] = defaultdict(list)
-        for line in self.journals.lines:
-            if line.what == BEGUN:
-                begun[line.partition].append(line)
-        for lines in begun.values():
-            lines.sort(key=lambda line: line.at)
+    def _turns(self) -> tuple[list[Turn], Processes]:
+        processes = Processes(self.faults, lock_s=LOCK_S, ended={})
+        return turns_in(self.journals.lines(), processes), processes
+
+    def _begun_by_partition(self) -> dict[int, list[Turn]]:
+        begun: dict[int, list[Turn]] = defaultdict(list)
+        for turn in sorted(self._turns()[0], key=lambda turn: turn.begin):
+            begun[turn.partition].append(turn)
         return begun
 
-    def _served_again(self, begun: list[Line], victim: Worker, at: float) -> float:
+    def _served_again(self, begun: list[Turn], victim: Worker, at: float) -> float:
         """Seconds until a record was begun elsewhere that was produced after the kill; infinite: it never was."""
-        sent_after = (line.at for line in begun if line.at > at and line.pid != victim.pid and self._sent(line) > at)
+        sent_after = (one.begin for one in begun if one.begin > at and one.pid != victim.pid and self._sent(one) > at)
         return next(sent_after, float("inf")) - at
 
-    def _sent(self, line: Line) -> float:
-        return self.traffic.confirmed.get(line.number, (0, 0.0))[1]
+    def _sent(self, turn: Turn) -> float:
+        return self.traffic.confirmed.get(turn.number, (0, 0.0))[1]
 
     def _drain(self) -> None:
         until = time.monotonic() + 60.0
-        while len(self.journals.ended) < self.traffic.sent and time.monotonic() < until:
+        while len(self.journals.decided) < self.traffic.sent and time.monotonic() < until:
             time.sleep(0.2)
             self.journals.go_on()
 
     def verdict(self) -> int:
         """Print the figures; the number of violations."""
-        found = judge(self.journals.lines, self.traffic.sent, self.faults)
+        turns, processes = self._turns()
+        records = self.traffic.sent
+        found = judge_without_order(turns, processes, records=records, letters=(), unconfirmed_s=float("inf"))
         killed, stopped = self.figures.killed, self.figures.stopped
         print(
             f"kill -9 until served again: {_line(killed)} (at most {KILL_S_MAX:.0f} s), {len(killed)} share-partitions"
         )
         print(f"graceful stop, longest pause: {_line(stopped)} (at most {STOP_S_MAX:.0f} s), of {len(stopped)}")
-        print(
-            f"records {self.traffic.sent}  lost {len(found.lost)}  run again {found.run_again}  "
-            f"without excuse {len(found.unexcused)}  begun after the accept {len(found.late)}"
-        )
+        print(f"records {records}  {found}")
         for text in [*found.unexcused, *found.late][:SHOWN]:
             print(f"  {text}")
         late = sum(one > KILL_S_MAX for one in killed) + sum(one > STOP_S_MAX for one in stopped)
@@ -181,23 +183,22 @@ def _line(seconds: list[float]) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, records=RECORDS_MAX, runs=False)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rate", type=float, default=400.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="flowshare-failover-") as temporary, Wires() as wires:
-        folder = options.keep or Path(temporary)
-        kafka = MortalKafka(folder, wires, WORKERS)
-        kafka.start()
-        try:
+
+    def runs(folder: Path) -> int:
+        with ExitStack() as stack:
+            wires = stack.enter_context(Wires())
+            kafka = MortalKafka(folder, wires, WORKERS)
+            kafka.start()
+            stack.callback(kafka.stop, kill=True)
             run = FailOver(kafka, wires, folder / "run", options.rate, options.seed)
             run.go(options.rounds)
-            violations = run.verdict()
-        finally:
-            kafka.stop(kill=True)
-    sys.exit(violations != 0)
+            return run.verdict()
+
+    finish(options, runs)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class ProcessFaults:
         self, workers: Processes, dice: random.Random, *, apart_s: float = APART_S, locks_s: float = LOCKS_S
     ) -> None:
         self._workers, self._dice, self._apart_s, self._locks_s = workers, dice, apart_s, locks_s
+        self.kinds: dict[str, Callable[[], Fault]] = {"kill": self.kill}
 
     # --- whom -----------------------------------------------------------------------------------------------------
 
@@ -133,8 +134,7 @@ class PathFaults(ProcessFaults):
     ) -> None:
         super().__init__(workers, dice, locks_s=locks_s)
         self._leader = leader
-        self.kinds: dict[str, Callable[[], Fault]] = {
-            "kill": self.kill,
+        self.kinds |= {
             "kill of the leader": self.kill_leader,
             "kill of two": self.kill_two,
             "leader frozen past the locks": self.freeze_leader,
@@ -173,8 +173,7 @@ class Faults(ProcessFaults):
         self._kafka = kafka
         self._away: list[tuple[float, float]] = []
         """From when to when there was no broker."""
-        self.kinds: dict[str, Callable[[], Fault]] = {
-            "kill": self.kill,
+        self.kinds |= {
             "kill with accepts on their way": self.kill_slow,
             "kill of two": self.kill_two,
             "frozen past the session": self.freeze,

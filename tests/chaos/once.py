@@ -5,7 +5,7 @@
                                [--seed N] [--promise exactly_once|at_least_once] [--keep FOLDER]
 
 A row is a world of its own (`tests.chaos.once_world`), agents by key with two outputs of each record, a tenth of the
-attempts failing and a twentieth of the records rejected (`tests.chaos.order_app`). In the rows `random` somebody is
+attempts failing and a twentieth of the records rejected (`tests.chaos.app`). In the rows `random` somebody is
 killed while records are on their way, `--kills` times; in the others `--step-kills` times when a process has come to
 the named step of a settle (`tests.chaos.once_steps`), and stands there. The tests have rows of several steps. A member,
 the leader (at a step: who stands there), the broker, or all at once. When all has come to rest, the topics are read and
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -28,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from flowshare.client.producer.producer import Message
 from tests.chaos import once_steps
+from tests.chaos.command import finish, parser_of
+from tests.chaos.journal import ACCEPTED, REJECTED, Journals, fails, keys_of, poisoned
 from tests.chaos.once_judge import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -40,8 +39,7 @@ from tests.chaos.once_judge import (
 )
 from tests.chaos.once_reader import letters_in, outputs_in
 from tests.chaos.once_world import PLACES, VICTIMS, Brokers, World
-from tests.chaos.order_journal import ACCEPTED, NO_KEY, NUMBER_SIZE, REJECTED, OrderJournals, fails, keys_of, poisoned
-from tests.chaos.traffic import Feed, lag, make_topics
+from tests.chaos.traffic import Feed, lag, make_topics, message
 
 RANDOM = "random"
 PARTITIONS, OUTPUT_PARTITIONS = 6, 4
@@ -135,8 +133,8 @@ class Proof:
             environment |= {"STEP_BACKEND": plan.backend, "STEP_FOLDER": str(folder / "steps")}
         self.world = World(folder, brokers, topic=self.topic, environment=environment, dice=self.dice)
         keys = keys_of(plan.seed, max(50, plan.records // PER_KEY), plan.records, SKEW)
-        self.feed = Feed(self.world.url, self.topic, [_message(*one) for one in enumerate(keys)])
-        self.journals = OrderJournals(self.world.workers.journals)
+        self.feed = Feed(self.world.url, self.topic, [message(*one) for one in enumerate(keys)])
+        self.journals = Journals(self.world.workers.journals)
 
     def go(self) -> Row:
         """From the first record to the verdict."""
@@ -228,10 +226,6 @@ class Proof:
         self.row.verdict = judge_outputs(topics, letters, planned, ordered=True)
 
 
-def _message(number: int, key: int) -> Message:
-    return Message(b"%0*d" % (NUMBER_SIZE, number) + b"." * 90, key=None if key == NO_KEY else b"%d" % key)
-
-
 def prove(plans: Sequence[Plan], folder: Path) -> list[Row]:
     """All rows, those of one place on the same brokers; each is printed when it is done."""
     rows: list[Row] = []
@@ -261,7 +255,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([f"{HEAD}{'lag':>6}{'s':>7}", *map(str, rows)])
 
 
-def plans_of(options: argparse.Namespace, seed: int) -> list[Plan]:
+def plans_of(options: argparse.Namespace) -> list[Plan]:
     """The rows that are asked for."""
     plans: list[Plan] = []
     for place in options.place:
@@ -275,7 +269,7 @@ def plans_of(options: argparse.Namespace, seed: int) -> list[Plan]:
                     place=place,
                     hits=(Hit(step, victim),) * (options.kills if at_random else options.step_kills),
                     records=options.records if at_random else options.step_records,
-                    seed=seed + len(plans) + number,
+                    seed=options.seed + len(plans) + number,
                     promise=options.promise,
                 )
                 for number, victim in enumerate(VICTIMS[place])
@@ -290,28 +284,26 @@ def _listed(text: str) -> list[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, records=200_000, runs=False)
     parser.add_argument("--place", type=_listed, default=list(PLACES))
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--step-kills", type=int, default=5)
     parser.add_argument("--step-records", type=int, default=20_000)
     parser.add_argument("--steps", type=_listed, default=[], help="Names, 'random' among them; all without it.")
     parser.add_argument("--victims", type=_listed, default=[])
-    parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--promise", choices=[EXACTLY_ONCE, AT_LEAST_ONCE], default=EXACTLY_ONCE)
-    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    plans = plans_of(options, seed)
+    plans = plans_of(options)
     if not plans:
         parser.error("no row is of that place, step and victim")
-    print(f"seed {seed}  rows {len(plans)}  {options.promise}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="flowshare-once-") as folder:
-        rows = prove(plans, options.keep or Path(folder))
-    violations = sum(row.violations for row in rows)
-    print(f"\n{table(rows)}\nseed {seed}  violations {violations}")
-    sys.exit(violations != 0)
+    print(f"seed {options.seed}  rows {len(plans)}  {options.promise}", flush=True)
+
+    def runs(folder: Path) -> int:
+        rows = prove(plans, folder)
+        print(f"\n{table(rows)}")
+        return sum(row.violations for row in rows)
+
+    finish(options, runs)
 
 
 if __name__ == "__main__":

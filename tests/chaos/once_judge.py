@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE
+from tests.chaos.journal import NO_KEY, NUMBER_SIZE
 
 AT_LEAST_ONCE, EXACTLY_ONCE = "at_least_once", "exactly_once"
 

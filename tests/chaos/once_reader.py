@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from flowshare.backend.url import parse_broker
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
+from tests.chaos.journal import NUMBER_SIZE
 from tests.chaos.once_judge import Output, Placed
-from tests.chaos.order_journal import NUMBER_SIZE
 from tests.chaos.traffic import opened
 
 PIECE = 5_000

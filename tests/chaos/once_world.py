@@ -17,8 +17,7 @@ from flowshare.dev.broker import DevBroker, Wanted, start
 from flowshare.dev.probe import HOST
 from flowshare.dev.processes import process, tied_to_parent
 from tests.chaos.leadership import Leadership
-from tests.chaos.order import APP
-from tests.chaos.workers import Process, Processes
+from tests.chaos.workers import APP, Process, Processes
 from tests.jvm import QUICK_JVM
 from tests.kafka.fixtures import REPLICATED
 

@@ -7,7 +7,7 @@ Each run has a topic, a group and three workers of its own, on one embedded path
 of the records is there when they begin, the rest comes while every kind of fault is done once, in an order of the
 seed's, and then more of them until nearly all have ended. One attempt in ten fails and is tried again soon, one record
 in twenty is planned for the dead letters, one in twenty has no key. What is judged, and what a journal can prove, is in
-`tests.chaos.order_judge`. With --once the agents have outputs, which are read when all has come to rest and judged by
+`tests.chaos.judge`. With --once the agents have outputs, which are read when all has come to rest and judged by
 `tests.chaos.once_judge`. Exit code 0: no run had a violation.
 """
 
@@ -24,25 +24,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from flowshare.client.producer.producer import Message
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.command import finish, parser_of
 from tests.chaos.faults import Faults, PathFaults, ProcessFaults
-from tests.chaos.judge import Fault
+from tests.chaos.journal import STILL, Journals, Turn, fails, keys_of, poisoned
+from tests.chaos.judge import STILL_PART, Fault, Verdict, judge, turns_in
+from tests.chaos.judge import Processes as Known
 from tests.chaos.leadership import Leadership
 from tests.chaos.once_judge import AT_LEAST_ONCE, EXACTLY_ONCE, OnceVerdict, Planned, judge_outputs, output_topics
 from tests.chaos.once_reader import letters_in, outputs_in
-from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, Turn, fails, keys_of, poisoned
-from tests.chaos.order_judge import STILL_PART, Verdict, judge, turns_in
-from tests.chaos.order_judge import Processes as Known
 from tests.chaos.proxy import Wires
-from tests.chaos.traffic import Feed, lag, make_topics, values_in
-from tests.chaos.workers import STOP_S, Process, Processes, Workers
+from tests.chaos.traffic import Feed, Traffic, lag, make_topics, message
+from tests.chaos.workers import APP, STOP_S, Process, Processes, Workers
 
-PLACES = 5
+PLACES = 6
 WORKERS = 3
 SLOTS = 8
-APP = "tests.chaos.order_app:app"
 PROGRESS_S = 60.0
 OUTPUT_PARTITIONS = 4
 FINISH_S = 300.0
@@ -101,6 +98,8 @@ class Plan:
     load_s: float = 60.0
     """About so long all the handlers take together."""
     kinds: tuple[str, ...] = ()
+    url: str = ""
+    """Of a broker that is not the run's own; empty: of a path, or of a fleet, as the backend says."""
     more: bool = True
     """True if further faults follow until nearly all records have ended."""
     once: str = ""
@@ -113,62 +112,83 @@ class Run:
     environment: Mapping[str, str] = MappingProxyType({})
     """Further environment variables of the app."""
     leaderless_s = LEADERLESS_S
+    all_given_up, leaderless = ALL_GIVEN_UP, LEADERLESS
+    """Kinds of faults that may cost every process its locks."""
     chains = True
     """True if records of a key run in a row, settled or not."""
 
     def __init__(self, plan: Plan, folder: Path, kafka: MortalKafka | None = None, wires: Wires | None = None) -> None:
         self.plan = plan
         self.dice = random.Random(plan.seed)
-        self.topic = f"order-{uuid.uuid4().hex[:8]}"
-        self.handlers = self.dice.choice(["tasks", "tasks", "threads"])
-        self.concurrency = self.dice.choice([8, 16, 32])
-        self.keys = max(plan.keys_min, plan.records // self.dice.choice(PER_KEY))
-        self.skew = self.dice.choice(SKEWS)
-        environment = {
-            "TOPIC": self.topic,
-            "SEED": str(plan.seed),
-            "HANDLERS": self.handlers,
-            "CONCURRENCY": str(self.concurrency),
-            "LOCK_S": str(plan.lock_s),
-            "SHORT_S": str(min(0.05, plan.load_s * 24 / plan.records)),
-            "LONG": str(min(0.01, 500 / plan.records)),
-            "LONG_S": "2",
-            "ONCE": plan.once,
-            **self.environment,
-        }
+        self.topic = f"{plan.backend}-{uuid.uuid4().hex[:8]}"
+        self.count = WORKERS
+        self.drawn = self._draw()
+        environment = {"TOPIC": self.topic, "SEED": str(plan.seed), "ONCE": plan.once, **self.drawn, **self.environment}
         self.workers: Processes
         self.leadership: Leadership | None = None
         self.faults_of: ProcessFaults
-        if kafka is None or wires is None:
+        if plan.url:
+            self.url = environment["URL"] = plan.url
+            self.workers = Processes(folder, PLACES, app=APP, environment=environment)
+            self.faults_of = ProcessFaults(self.workers, self.dice, locks_s=self.locks_s)
+        elif kafka is None or wires is None:
             path = folder / "broker"
             self.leadership = Leadership(path)
-            self.url = self.guests_url = f"embedded://{path}"
-            environment["URL"] = self.url
+            self.url = environment["URL"] = f"embedded://{path}"
             self.workers = Processes(folder, PLACES, app=APP, environment=environment)
-            self.faults_of = PathFaults(self.workers, self.dice, self.leadership.leader, locks_s=plan.lock_s)
+            self.faults_of = PathFaults(self.workers, self.dice, self.leadership.leader, locks_s=self.locks_s)
         else:
-            state = self.dice.random() < 0.5
             fleet = Workers(
-                folder, kafka, wires, topic=self.topic, slots=SLOTS, state=state, app=APP, environment=environment
+                folder,
+                kafka,
+                wires,
+                topic=self.topic,
+                slots=SLOTS,
+                state=self.dice.random() < 0.5,
+                app=APP,
+                environment=environment,
             )
             self.workers = fleet
-            self.url = self.guests_url = fleet.url(kafka.bootstrap, lead="false")
-            self.faults_of = Faults(fleet, kafka, self.dice, locks_s=plan.lock_s)
-        keys = keys_of(plan.seed, self.keys, plan.records, self.skew)
-        self.feed = Feed(self.url, self.topic, [_message(number, key) for number, key in enumerate(keys)])
-        self.journals = OrderJournals(self.workers.journals)
+            self.url = fleet.url(kafka.bootstrap, lead="false")
+            self.faults_of = Faults(fleet, kafka, self.dice, locks_s=self.locks_s)
+        self.feed = self._fed_by(kafka)
+        self.journals = Journals(self.workers.journals)
         self.faults: list[Fault] = []
         self.guests_ended: dict[int, float] = {}
         self.left = -1
         self.took_s = 0.0
-        kinds = EMBEDDED_KINDS if kafka is None else WORKERS_KINDS
-        self.own: dict[str, Callable[[], Fault]] = {
-            "guests": self.guests,
-            "frozen past the locks": self.faults_of.freeze_locks,
+        own = {"guests": self.guests, "frozen past the locks": self.faults_of.freeze_locks}
+        self.kinds: dict[str, Callable[[], Fault]] = {**self.faults_of.kinds, **own}
+
+    @property
+    def locks_s(self) -> float:
+        """How long locks last without renewal."""
+        return self.plan.lock_s
+
+    @property
+    def all_kinds(self) -> tuple[str, ...]:
+        """Kinds of faults of a run whose plan names none."""
+        return WORKERS_KINDS if self.leadership is None else EMBEDDED_KINDS
+
+    def _draw(self) -> dict[str, str]:
+        """Return the environment of the app as far as the seed decides it."""
+        plan = self.plan
+        return {
+            "HANDLERS": self.dice.choice(["tasks", "tasks", "threads"]),
+            "CONCURRENCY": str(self.dice.choice([8, 16, 32])),
+            "LOCK_S": str(plan.lock_s),
+            "SHORT_S": str(min(0.05, plan.load_s * 24 / plan.records)),
+            "LONG": str(min(0.01, 500 / plan.records)),
+            "LONG_S": "2",
         }
-        self.kinds: dict[str, Callable[[], Fault]] = {
-            kind: {**self.faults_of.kinds, **self.own}[kind] for kind in kinds
-        }
+
+    def _fed_by(self, kafka: MortalKafka | None) -> Feed | Traffic:
+        """Return the records to come."""
+        del kafka
+        plan = self.plan
+        keys = max(plan.keys_min, plan.records // self.dice.choice(PER_KEY))
+        of = keys_of(plan.seed, keys, plan.records, self.dice.choice(SKEWS))
+        return Feed(self.url, self.topic, [message(*one) for one in enumerate(of)], partitions=plan.partitions)
 
     def go(self) -> None:
         """From the first record to the last. Raises: AssertionError when it does not go on."""
@@ -176,13 +196,8 @@ class Run:
         if self.leadership is not None:
             self.leadership.start()
         try:
-            self.feed.make_topic(self.plan.partitions)
-            if self.plan.once:
-                make_topics(self.url, output_topics(self.topic), OUTPUT_PARTITIONS)
-            self.feed.up_to = self.plan.records // 3
-            self.feed.start()
-            _wait(lambda: self._fed() and self.feed.sent >= self.feed.up_to, PROGRESS_S, "the first records are sent")
-            self.workers.wait_ready(*(self.workers.start(place) for place in range(WORKERS)))
+            self.feed.make_topic()
+            self._begin()
             self._progress()
             self._all_faults()
             self._finish()
@@ -194,22 +209,39 @@ class Run:
                 self.leadership.stop()
             self.took_s = time.monotonic() - at
 
-    def _all_faults(self) -> None:
-        plan, kinds = self.plan, list(self.plan.kinds)
+    def _begin(self) -> None:
+        """Start the workers, with a third of the records there."""
+        if self.plan.once:
+            make_topics(self.url, output_topics(self.topic), OUTPUT_PARTITIONS)
+        self._feed_first(self.plan.records // 3)
+        self.workers.wait_ready(*(self.workers.start(place) for place in range(self.count)))
+
+    def _feed_first(self, count: int) -> None:
+        self.feed.up_to = count
+        self.feed.start()
+        _wait(lambda: self._fed() and self.feed.sent >= count, PROGRESS_S, "the first records are sent")
+
+    def _kinds_first(self) -> list[str]:
+        """Return the kinds of faults that come in any case, in their order."""
+        kinds = list(self.plan.kinds)
         if not kinds:
-            kinds = list(self.kinds)
+            kinds = list(self.all_kinds)
             self.dice.shuffle(kinds)
+        return kinds
+
+    def _all_faults(self) -> None:
+        plan, kinds = self.plan, self._kinds_first()
         piece = (plan.records - self.feed.up_to) // len(kinds) + 1
         while kinds or (plan.more and len(self.journals.decided) < plan.records * FAULTS_PART):
             self.feed.up_to = min(plan.records, self.feed.up_to + piece)
-            kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
+            kind = kinds.pop(0) if kinds else self.dice.choice(self.all_kinds)
             self._one(kind)
 
     def _one(self, kind: str) -> None:
         """Have a fault happen, and wait until records end again."""
         fault = self.kinds[kind]()
-        leaderless = self.plan.backend == "workers" and kind in LEADERLESS
-        if leaderless or kind in ALL_GIVEN_UP:
+        leaderless = self.plan.backend == "workers" and kind in self.leaderless
+        if leaderless or kind in self.all_given_up:
             everyone = tuple(worker.pid for worker in self.workers.all)
             self.faults.append(replace(fault, gives_up=everyone, until=fault.until + self.leaderless_s * leaderless))
         else:
@@ -222,9 +254,9 @@ class Run:
 
     def guests(self) -> Fault:
         """Further members of one more process join and leave all the time."""
-        arguments = ["tests.chaos.order_app", str(GUESTS_S)]
+        arguments = ["tests.chaos.app", str(GUESTS_S)]
         at = time.monotonic()
-        process, log = self.workers.run(f"guests-{len(self.faults)}", arguments, URL=self.guests_url)
+        process, log = self.workers.run(f"guests-{len(self.faults)}", arguments, URL=self.url)
         guests = Process(-1, process, log)
         try:
             code = process.wait(GUESTS_S + STOP_S)
@@ -280,11 +312,19 @@ class Run:
         processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
         turns = self._turns(processes)
         letters = self._letters()
-        found = judge(
-            turns, processes, records=plan.records, rejected=self._rejected, letters=letters, chains=self.chains
-        )
+        found = self._judge(turns, processes, letters)
         self._print(found, len(letters))
-        return found.violations + (self.left != 0) + self._outputs(letters)
+        return found.violations + (self.left != 0) + self._more(turns, letters)
+
+    def _judge(self, turns: list[Turn], processes: Known, letters: list[int]) -> Verdict:
+        return judge(
+            turns,
+            processes,
+            records=self.plan.records,
+            rejected=self._rejected,
+            letters=letters,
+            chains=self.chains,
+        )
 
     def _turns(self, processes: Known) -> list[Turn]:
         return turns_in(self.journals.lines(), processes)
@@ -294,13 +334,11 @@ class Run:
 
     def _letters(self) -> list[int]:
         """Ids in the dead letters."""
-        topic = f"{self.topic}.work.dlq"
-        if self.plan.once:
-            return letters_in(self.url, topic)
-        return [int((value or b"-1")[:NUMBER_SIZE]) for value in values_in(self.url, topic)]
+        return letters_in(self.url, f"{self.topic}.work.dlq")
 
-    def _outputs(self, letters: Sequence[int]) -> int:
+    def _more(self, turns: Sequence[Turn], letters: Sequence[int]) -> int:
         """Print what came of the outputs; the number of violations."""
+        del turns
         plan = self.plan
         if not plan.once:
             return 0
@@ -333,33 +371,16 @@ class Run:
         plan = self.plan
         kinds = Counter(fault.kind for fault in self.faults)
         kills = sum(len(fault.killed) for fault in self.faults)
-        print(
-            f"seed {plan.seed}  {plan.backend}  handlers as {self.handlers}, {self.concurrency} at once  "
-            f"keys {self.keys}, skew {self.skew}  faults {len(self.faults)}  kills {kills}  {self.took_s:.0f} s"
-        )
+        print(f"seed {plan.seed}  {plan.backend}  faults {len(self.faults)}  kills {kills}  {self.took_s:.0f} s")
+        print("  " + "  ".join(f"{name} {value}" for name, value in self.drawn.items() if value))
         print("  " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
-        print(
-            f"records {plan.records}  handlers begun {found.turns}  failed or cancelled {found.failed}  died "
-            f"{found.cut_short}  dead letters {letters}, twice {found.letters_twice}  repeats after a fault "
-            f"{found.repeats}"
-        )
-        print(
-            f"lost {len(found.lost)}  letters not planned {len(found.letters_wrong)}  inversions "
-            f"{len(found.inversions)}  overlaps {len(found.overlaps)}  by standstill {found.stood}, found by the fence "
-            f"{found.found}  thawed {found.thawed}  without excuse {len(found.unexcused)}  counts lost "
-            f"{len(found.recounted)}  unfenced {len(found.unfenced)}  lag {self.left}"
-        )
+        print(f"records {plan.records}  dead letters {letters}  lag {self.left}  {found}")
         for name in Verdict.NAMES:
             for one in getattr(found, name)[:SHOWN]:
                 print(f"  {name}: {one}")
         for fault in self.faults if found.violations else ():
             print(f"  fault {fault}")
         print(f"violations {found.violations + (self.left != 0)}", flush=True)
-
-
-def _message(number: int, key: int) -> Message:
-    value = b"%0*d" % (NUMBER_SIZE, number) + b"." * 90
-    return Message(value, key=None if key == NO_KEY else b"%d" % key)
 
 
 def _wait(good: Callable[[], bool], limit_s: float, what: str) -> None:

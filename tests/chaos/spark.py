@@ -22,7 +22,6 @@ done, not how fast this machine does it. Exit code 0: no violation, and enough k
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import os
@@ -32,7 +31,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -44,9 +42,11 @@ from typing import Any
 from flowshare.dev.processes import tail
 from flowshare.spark.source.reading import READER
 from tests.chaos.cluster import MortalKafka
+from tests.chaos.command import finish, parser_of
 from tests.chaos.proxy import Wires
 from tests.interop.toolbox import Toolbox
 from tests.jvm import QUICK_DRIVER
+from tests.sim.seeds import drawn
 from tests.spark.serving import Serving, serving
 from tests.waiting import blocking_until
 
@@ -468,32 +468,24 @@ def _one(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str | N
 
 
 def short_run(place: str, sink: str, folder: Path, *faults: str, bootstrap: str | None = None) -> int:
-    """One run as the tests have it, with a seed that is printed; the number of violations."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
+    """One run as the tests have it, with a seed of the test's; the number of violations."""
+    seed = drawn()
     plan = Plan(place=place, sink=sink, seed=seed, records=10_000, kills=len(faults), faults=faults)
     return chaos([plan], folder, bootstrap=bootstrap)
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=None)
+    parser = parser_of(__doc__, records=200_000, runs=False)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--only", default="", help="place:sink, separated by commas; all without it.")
-    parser.add_argument("--keep", type=Path, help="Where logs and rows stay.")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     chosen = options.only.split(",") if options.only else [f"{place}:{sink}" for place in PLACES for sink in SINKS]
     plans = [
-        Plan(place=place, sink=sink, seed=seed, records=options.records, kills=options.kills)
+        Plan(place=place, sink=sink, seed=options.seed, records=options.records, kills=options.kills)
         for place, _, sink in (one.partition(":") for one in chosen)
     ]
-    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        violations = chaos(plans, options.keep or Path(folder))
-    print(f"seed {seed}  runs {len(plans)}  violations {violations}")
-    sys.exit(violations != 0)
+    finish(options, lambda folder: chaos(plans, folder))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cooperative import EMBEDDED, FLEET, CooperativeRun, kept, numbered, plan_of
-from tests.chaos.judge import Fault
+from tests.chaos.journal import ACCEPTED, FAILED, NO_FENCE, Turn
+from tests.chaos.judge import Fault, Verdict, judge
+from tests.chaos.judge import Processes as Known
 from tests.chaos.order import chaos
-from tests.chaos.order_journal import ACCEPTED, FAILED, NO_FENCE, Turn
-from tests.chaos.order_judge import Processes as Known
-from tests.chaos.order_judge import Verdict, judge
 
 SEED, RECORDS, KILLS = 11, 4_000, 2
 STOPPED = Fault("frozen past the locks", 10.0, 15.0, (1,), (1,), still=(1,))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.chaos.journal import NO_KEY
 from tests.chaos.once_judge import OnceVerdict, Output, Placed, Planned, judge_outputs
-from tests.chaos.order_journal import NO_KEY
 
 REJECTED, RETRIED = 9, 5
 """Of ten records this one is planned for the dead letters, and of that one the first attempt fails."""

@@ -23,18 +23,13 @@ from flowshare.client.producer.producer import Producer as OwnProducer
 from flowshare.clock import LoopClock
 from flowshare.fleet.state.topic import state_topic
 from flowshare.slots.records import Claim, decode
+from tests.chaos.journal import NO_KEY, NUMBER_SIZE
 
 FLUSH_S = 60.0
 TICK_S = 0.05
 PIECE = 20_000
 PATIENCE_S = 5.0
 """How long workers come first when nobody leads a path."""
-
-
-def make_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """Returns when it is made."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
 
 class Traffic(threading.Thread):
@@ -45,7 +40,9 @@ class Traffic(threading.Thread):
         self._producer = Producer(
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
         )
-        self._topic, self._partitions, self._records, self.rate = topic, partitions, records, rate
+        self.bootstrap, self._topic, self._partitions, self._records = bootstrap, topic, partitions, records
+        self.rate = rate
+        self.error: BaseException | None = None
         self._stopped = threading.Event()
         self.up_to = records
         """Ids from here on are kept back for later."""
@@ -53,10 +50,10 @@ class Traffic(threading.Thread):
         self.confirmed: dict[int, tuple[int, float]] = {}
         """Partition, and when it was confirmed (monotonic seconds), by id."""
 
-    @property
-    def done(self) -> bool:
-        """True if all records are confirmed."""
-        return len(self.confirmed) == self._records
+    def make_topic(self) -> None:
+        """Returns when it is made."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        admin.create_topics([NewTopic(self._topic, self._partitions, 1)])[self._topic].result(30)
 
     def stop(self) -> None:
         """Produce no more."""
@@ -81,7 +78,7 @@ class Traffic(threading.Thread):
             assert error is None, error
             self.confirmed[number] = number % self._partitions, time.monotonic()
 
-        value = b"%016d" % number + b"." * 84
+        value = b"%0*d" % (NUMBER_SIZE, number) + b"." * 90
         self._producer.produce(self._topic, value, partition=number % self._partitions, on_delivery=confirmed)
 
 
@@ -112,17 +109,17 @@ def make_topics(url: str, topics: Sequence[str], partitions: int) -> None:
 class Feed(threading.Thread):
     """Produces messages in their order, up to where it may; each time it is allowed more, it connects anew."""
 
-    def __init__(self, url: str, topic: str, messages: Sequence[Message]) -> None:
+    def __init__(self, url: str, topic: str, messages: Sequence[Message], *, partitions: int = 1) -> None:
         super().__init__(name="feed", daemon=True)
-        self._url, self._topic, self._messages = url, topic, messages
+        self._url, self._topic, self._messages, self._partitions = url, topic, messages, partitions
         self._stopped = threading.Event()
         self.up_to = 0
         self.sent = 0
         self.error: BaseException | None = None
 
-    def make_topic(self, partitions: int) -> None:
+    def make_topic(self) -> None:
         """Returns when it is made."""
-        make_topics(self._url, [self._topic], partitions)
+        make_topics(self._url, [self._topic], self._partitions)
 
     def stop(self) -> None:
         """Produce no more."""
@@ -150,21 +147,9 @@ class Feed(threading.Thread):
             await producer.close()
 
 
-def values_in(url: str, topic: str) -> list[bytes | None]:
-    """The values of all records in the first partition of a topic."""
-
-    async def read() -> list[bytes | None]:
-        async with opened(url) as backend:
-            admin = ShareAdmin(lambda: backend.connect("letters"), clock=LoopClock())
-            found: list[bytes | None] = []
-            offset = 0
-            while records := await admin.read(topic, 0, offset, limit=1_000):
-                found += [record.value for record in records]
-                offset = records[-1].offset + 1
-            await admin.close()
-            return found
-
-    return asyncio.run(read())
+def message(number: int, key: int = NO_KEY) -> Message:
+    """Return the record with an id."""
+    return Message(b"%0*d" % (NUMBER_SIZE, number) + b"." * 90, key=None if key == NO_KEY else b"%d" % key)
 
 
 def claims_in(bootstrap: str, fleet: str, slots: int) -> list[tuple[float, int, Claim]]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from flowshare.dev.probe import HOST, free_ports
 from flowshare.dev.processes import tied_to_parent
 from tests.chaos.cluster import MortalKafka
-from tests.chaos.journal import APP
 from tests.chaos.proxy import Proxy, Wires
 
 ROOT = Path(__file__).parents[2]
 STOP_S = 60.0
+APP = "tests.chaos.app:app"
 
 
 @dataclass
@@ -167,11 +167,10 @@ class Workers(Processes):
         topic: str,
         slots: int,
         state: bool,
-        app: str = "chaosapp:app",
+        app: str,
         environment: Mapping[str, str],
     ) -> None:
         super().__init__(folder, len(kafka.proxies), app=app, environment={"TOPIC": topic, **environment})
-        (folder / "chaosapp.py").write_text(APP)
         self._kafka = kafka
         self._topic, self._slots, self._state = topic, slots, state
         self._peers = [wires.proxy() for _ in kafka.proxies]

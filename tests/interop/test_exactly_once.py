@@ -16,11 +16,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from confluent_kafka import Producer
 
+from tests.chaos.journal import NUMBER_SIZE, OrderJournals, poisoned
 from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
 from tests.chaos.once_reader import read_committed
 from tests.chaos.once_steps import OUTPUTS_WRITTEN, WRITTEN, Steps
 from tests.chaos.once_world import LEADER, World
-from tests.chaos.order_journal import NUMBER_SIZE, OrderJournals, poisoned
 from tests.chaos.traffic import lag
 from tests.interop import golang
 from tests.interop.servers import CALL_LIMIT_S, FlowshareProcess, Server

@@ -1,12 +1,13 @@
-"""The app of the workers in `tests.chaos.order`, `.once` and `.cooperative`, whose handlers write what they do before
-they do it.
+"""The app of the workers of all runs but the chain's and Spark's, whose handlers write what they do before they do it.
 
-With LEASE_S its agent is one of a cooperative group, which rejects nothing.
+With LEASE_S its agent is one of a cooperative group, which rejects nothing. With an empty ORDER its agent has no order,
+and no attempt is planned to fail; what members are told of their deliveries is written, too, and a thread syncs the
+journal to the disk. The handler of the record POISON kills its own process.
 
 With ONCE its agent has outputs: one that is sent by the delivery as soon as the handler begins, so that attempts that
 fail, reject or are cancelled have sent something, and one that is returned.
 
-`python -m tests.chaos.order_app SECONDS`: members of the same group that join and leave, one each 0 to 500 ms.
+`python -m tests.chaos.app SECONDS`: members of the same group that join and leave, one each 0 to 500 ms.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import logging
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -23,22 +25,26 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import flowshare as fs
+from flowshare.agents.host.host import Host
 from tests.chaos import once_steps
-from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
-from tests.chaos.order_journal import (
+from tests.chaos.journal import (
     ACCEPTED,
     BEGUN,
     CANCELLED,
+    CONFIRMED,
     FAILED,
     LINE,
     NO_FENCE,
+    NO_ID,
     NO_KEY,
     NUMBER_SIZE,
+    OTHER,
     REJECTED,
     STILL,
     fails,
     poisoned,
 )
+from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
 
 ENV = os.environ.get
 TOPIC, SEED, HANDLERS = ENV("TOPIC", "orders"), int(ENV("SEED", "0")), ENV("HANDLERS", "tasks")
@@ -47,12 +53,14 @@ ONCE = ENV("ONCE", "")
 """The agent's promise for its outputs; empty: the agent has no outputs."""
 LEASE_S = float(ENV("LEASE_S", "0"))
 """How long the keys of a member of a cooperative group are its own without a word; 0: the group is a share group."""
+ORDER, POISON = ENV("ORDER", "key"), int(ENV("POISON", "-1"))
 RETURNED, SENT = output_topics(TOPIC)
 AT_ONCE = 0.3
 """So many return without ever waiting."""
 ATTEMPTS = int(ENV("ATTEMPTS", "15"))
 STILL_S = 0.3
 PULSE_S = 0.05
+SYNC_S = 0.2
 MEMBERS_MAX = 4
 PID = os.getpid()
 JOURNAL = os.open(
@@ -95,6 +103,22 @@ def pulse() -> None:
         before = now
 
 
+def settled(one: Any) -> None:
+    """Note what a member was told of a delivery."""
+    what = CONFIRMED if one.outcome == "accepted" else OTHER
+    where = one.partition, min(one.attempt, 0xFFFF), 0, PID, NO_ID, NO_KEY, one.offset
+    os.write(JOURNAL, LINE.pack(what, *where, *NO_FENCE, time.monotonic_ns()))
+    if what == OTHER:
+        print("SETTLED", one, flush=True)
+
+
+def sync() -> None:
+    """Have the journal on the disk, soon."""
+    while True:
+        time.sleep(SYNC_S)
+        os.fdatasync(JOURNAL)
+
+
 def unsaid(record: logging.LogRecord) -> bool:
     """Leave out what is said of every planned failure."""
     return not isinstance(record.msg, str) or ("tried again in" not in record.msg and "rejected: " not in record.msg)
@@ -110,6 +134,8 @@ def takes_s() -> float:
 
 def ends(number: int, attempt: int) -> Exception | None:
     """Return the exception that the plan has an attempt raise; None: the attempt succeeds."""
+    if not ORDER:
+        return None
     if fails(SEED, number, attempt):
         return RuntimeError("planned")
     return fs.Reject("planned") if poisoned(SEED, number) and not LEASE_S else None
@@ -133,6 +159,8 @@ async def work(value: bytes, delivery: fs.Delivery) -> Any:
     """The handler as a task."""
     number = int(value[:NUMBER_SIZE])
     note(BEGUN, delivery, number)
+    if number == POISON:
+        os.kill(PID, signal.SIGKILL)
     result = outputs(delivery, number)
     try:
         if length_s := takes_s():
@@ -183,7 +211,7 @@ def make(app_id: str) -> fs.App:
         more["exactly_once"] = True
     made.share_agent(
         made.topic(TOPIC, value_type=bytes),
-        order="key",
+        **({"order": ORDER} if ORDER else {}),
         lock_duration=float(ENV("LOCK_S", "3")),
         **common,
         **more,
@@ -212,6 +240,9 @@ async def come_and_go(length_s: float) -> None:
 logging.getLogger("flowshare.agents").addFilter(unsaid)
 threading.Thread(target=pulse, name="pulse", daemon=True).start()
 once_steps.patch()
+if not ORDER:
+    Host.__init__.__kwdefaults__["observer"] = settled  # type: ignore[index]
+    threading.Thread(target=sync, name="sync", daemon=True).start()
 app = make("chaos")
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The judge of `tests.chaos.order` on journals made by hand: good ones, and one for each thing that may be wrong."""
+"""The judge of all chaos on journals made by hand: good ones, and one for each thing that may be wrong."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.judge import Fault
-from tests.chaos.order_journal import (
+from tests.chaos.journal import (
     ACCEPTED,
     BEGUN,
     CANCELLED,
+    CONFIRMED,
     FAILED,
     LINE,
     NO_FENCE,
     NO_KEY,
     REJECTED,
     STILL,
-    OrderJournals,
+    Journals,
     fails,
     keys_of,
     poisoned,
 )
-from tests.chaos.order_judge import Processes, Verdict, judge, turns_in
+from tests.chaos.judge import Fault, Processes, Verdict, judge, judge_without_order, met, turns_in
 
 ME, YOU = 1, 2
 LOCK_S = 2.0
@@ -72,6 +72,16 @@ class Told:
         """A process found that it had stood still."""
         self.lines.append((STILL, 0, 0, 0, pid, 0, NO_KEY, round((until - since) * 1e9), *NO_FENCE, round(until * 1e9)))
         return self
+
+    def confirmed(self, pid: int, offset: int, at: float, attempt: int = 1) -> Told:
+        """A member was told that its accept counts."""
+        self.line(CONFIRMED, pid, offset, at, attempt)
+        return self
+
+    def without_order(self, records: int, letters: Sequence[int] = (), *, unconfirmed_s: float = 1.0) -> Verdict:
+        processes = Processes(self.faults, lock_s=LOCK_S, ended=self.ended)
+        turns = turns_in(self.lines, processes)
+        return judge_without_order(turns, processes, records=records, letters=letters, unconfirmed_s=unconfirmed_s)
 
     def verdict(self, records: int, letters: Sequence[int] = ()) -> Verdict:
         processes = Processes(self.faults, lock_s=LOCK_S, ended=self.ended)
@@ -324,6 +334,82 @@ def test_a_handler_that_went_on_and_is_not_below_the_others_is_not_found():
     assert told.verdict(1).unfenced
 
 
+# -- without an order
+
+
+def test_records_without_an_order_run_beside_each_other_and_in_any_order():
+    told = Told().turn(ME, 1, 1.0, 2.0).turn(ME, 0, 1.1, 1.2).turn(YOU, 2, 1.1, 1.9).confirmed(ME, 0, 1.3)
+
+    assert told.without_order(3).violations == 0
+
+
+@pytest.mark.parametrize("end", [None, 1.4])
+def test_what_was_not_confirmed_when_its_process_was_killed_may_run_again(end: float | None):
+    told = Told(killed(ME, 1.5)).turn(ME, 0, 1.0, end).turn(YOU, 0, 3.0, 3.1, attempt=2)
+
+    verdict = told.without_order(1)
+
+    assert (verdict.violations, verdict.repeats) == (0, 1)
+
+
+def test_a_record_that_no_handler_ended_and_that_is_no_dead_letter_is_lost():
+    only(Told(killed(ME, 1.5)).turn(ME, 0, 1.0, None).without_order(1), "lost")
+    only(Told().without_order(1), "lost")
+
+
+def test_a_dead_letter_is_right_if_each_process_that_began_the_record_was_killed():
+    twice = Told(killed(ME, 1.5), killed(YOU, 2.5)).turn(ME, 0, 1.0, None).turn(YOU, 0, 2.0, None, attempt=2)
+    once = Told(killed(ME, 1.5)).turn(ME, 0, 1.0, None).turn(YOU, 0, 2.0, None, attempt=2)
+
+    assert (twice.without_order(1, [0]).violations, twice.without_order(1, [0]).buried) == (0, 1)
+    only(once.without_order(1, [0]), "letters_wrong")
+    only(Told().without_order(1, [0]), "letters_wrong")
+
+
+def test_a_record_that_begins_after_its_accept_was_confirmed_is_late_and_without_excuse():
+    told = Told(killed(ME, 1.5)).turn(ME, 0, 1.0, 1.1).confirmed(ME, 0, 1.2).turn(YOU, 0, 3.0, 3.1, attempt=2)
+
+    verdict = told.without_order(1)
+
+    assert (len(verdict.late), len(verdict.unexcused), verdict.violations) == (1, 1, 2)
+
+
+def test_a_record_that_runs_again_without_a_fault_of_its_process_is_not_excused():
+    told = Told(killed(YOU, 1.05)).turn(ME, 0, 1.0, 1.1).turn(YOU, 0, 1.2, 1.3, attempt=2)
+
+    only(told.without_order(1), "unexcused")
+
+
+def test_an_accept_that_was_under_way_for_too_long_before_the_kill_was_lost():
+    told = Told(killed(ME, 9.0)).turn(ME, 0, 1.0, 1.1).turn(YOU, 0, 9.5, 9.6, attempt=2)
+
+    only(told.without_order(1), "unexcused")
+    assert told.without_order(1, unconfirmed_s=float("inf")).violations == 0
+
+
+def test_a_process_that_was_given_up_may_begin_what_it_held_and_no_other_may():
+    told = Told(stopped(ME, 1.0, 9.0)).turn(YOU, 0, 5.0, 5.1, attempt=2).turn(ME, 0, 9.1, 9.2)
+
+    assert (told.without_order(1).violations, told.without_order(1).thawed) == (0, 1)
+    only(Told().turn(YOU, 0, 5.0, 5.1, attempt=2).turn(ME, 0, 9.1, 9.2).without_order(1), "unexcused")
+
+
+def test_two_runs_with_one_attempt_are_an_acquire_that_was_lost():
+    told = Told(killed(ME, 1.5)).turn(ME, 0, 1.0, None).turn(YOU, 0, 3.0, 3.1)
+
+    only(told.without_order(1), "recounted")
+
+
+def test_the_faults_are_counted_with_what_they_met():
+    told = Told(killed(ME, 1.5)).turn(ME, 0, 1.0, None).turn(ME, 1, 1.0, 1.4).turn(YOU, 2, 1.0, 1.2)
+    told.turn(ME, 3, 1.0, 1.1).confirmed(ME, 3, 1.2)
+    turns = turns_in(told.lines, Processes(told.faults, lock_s=LOCK_S, ended={}))
+
+    found = met(turns, [1.4, 2.0, 99.0], told.faults)["kill"]
+
+    assert (found.faults, found.held, found.unconfirmed, found.claims) == (1, 1, 1, 1)
+
+
 # -- the plan and the journals
 
 
@@ -340,7 +426,7 @@ def test_the_plan_is_the_seeds_and_has_the_parts_that_it_says():
 
 
 def test_journals_are_read_as_they_grow_and_half_a_line_is_left(tmp_path: Path):
-    journals = OrderJournals(tmp_path)
+    journals = Journals(tmp_path)
     line = LINE.pack(ACCEPTED, 0, 1, 0, ME, 5, 0, 5, *NO_FENCE, 7)
     (tmp_path / "1.journal").write_bytes(line + line[:10])
     journals.go_on()
