@@ -1,6 +1,6 @@
 """Figures of groups as operators see them, and the deeds by which operators change groups, dead letters and workers.
 
-All faces (`flowshare lag`, `top` and `groups`, the console, `/metrics`, `/lag` and `/scale`) take figures from here, so
+All faces (the commands lag, top and groups, the console, `/metrics`, `/lag` and `/scale`) take figures from here, so
 that each figure is computed in one place:
 
 - `figures`: the figures of a partition, a topic, a group, with types: all that is told of groups at one moment.
