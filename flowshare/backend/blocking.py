@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from flowshare.client.consumer.commits import Outcomes
     from flowshare.client.consumer.inflight import ShareRecord
     from flowshare.client.consumer.partitions import PartitionInfo
+    from flowshare.client.errors import RecordError
+    from flowshare.client.producer.outputs import Outputs
     from flowshare.client.settings import ConsumerSettings
 
 K = TypeVar("K")
@@ -146,6 +148,23 @@ class BlockingShareConsumer(Generic[K, V]):
             consumer.acknowledge(record, type_)
 
         self._call(acknowledge())
+
+    def release(self, record: ShareRecord[K, V] | RecordError, *, delay: float = 0.0) -> None:
+        """Release a record (explicit mode): it is delivered again, not before `delay` seconds; as
+        `ShareConsumer.release`."""
+        consumer = self._using()
+
+        async def release() -> None:
+            consumer.release(record, delay=delay)
+
+        self._call(release())
+
+    def settle(
+        self, records: Sequence[ShareRecord[K, V] | RecordError], outputs: Outputs, *, timeout: float | None = None
+    ) -> bool:
+        """Accept records of one partition and write outputs, in one step or not at all (explicit mode); as
+        `ShareConsumer.settle`."""
+        return self._call(self._using().settle(records, outputs, timeout=timeout))
 
     def commit(self, timeout: float | None = None) -> Outcomes:
         """Send acknowledgements (implicit mode: accept the records in hand) and wait; as `commit_sync`."""

@@ -67,6 +67,19 @@ def poll(one):
     return records
 
 
+def test_records_are_settled_with_outputs_and_released_with_a_delay():
+    with consumer(seeded(b"a", b"b"), settings=EXPLICIT) as one:
+        first, second = poll(one)
+
+        assert one.settle([first], {"orders": [b"c"]})
+        assert not one.settle([first], {"orders": [b"twice"]})
+        one.release(second, delay=3600.0)
+        (third,) = poll(one)
+
+        assert third.value == b"c"
+        one.release(third)
+
+
 def test_records_are_polled_and_accepted_by_the_next_poll():
     with consumer(seeded(b"a", b"b")) as one:
         records = poll(one)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
+from flowshare.client.consumer.inflight import Held, Said, ShareRecord, ack_batches
 from flowshare.client.errors import NO_COORDINATOR, ClientError, IllegalState, ServerError
 from flowshare.client.session.member import ShareMember
 from flowshare.client.session.ranges import AckResult, TopicIdPartition
@@ -72,18 +72,28 @@ class Commits(Generic[K, V]):
             held = self._held[source, generation] = Held(source, generation)
         return held
 
-    def acknowledge(self, topic: str, partition: int, offset: int, type_: AcknowledgeType) -> None:
-        """Set the acknowledge type of a record in hand. Raises: IllegalState, ValueError (GAP)."""
+    def acknowledge(
+        self, topic: str, partition: int, offset: int, type_: AcknowledgeType, *, delay_ms: int = 0
+    ) -> None:
+        """Set the acknowledge type of a record in hand. delay_ms: of a release. Raises: IllegalState, ValueError
+        (GAP)."""
         if type_ is AcknowledgeType.GAP:
             raise ValueError("GAP is for offsets without a record; the consumer sends it by itself")
-        for held in self._held.values():
-            if held.source.topic == topic and held.source.partition == partition and offset in held.held:
-                held.acknowledge(offset, type_)
-                return
+        held = self.holder(topic, partition, offset)
+        if held is not None:
+            held.acknowledge(offset, type_, delay_ms=delay_ms)
+            return
         raise IllegalState(
             f"{topic}-{partition}@{offset} cannot be acknowledged: it is not in hand, was acknowledged already, or is "
             "being renewed (the next poll hands renewed records out again)"
         )
+
+    def holder(self, topic: str, partition: int, offset: int) -> Held[K, V] | None:
+        """Return the holder of a record in hand; None: it is not in hand."""
+        for held in self._held.values():
+            if held.source.topic == topic and held.source.partition == partition and offset in held.held:
+                return held
+        return None
 
     def unacknowledged(self) -> int:
         """Return the number of records in hand that are not acknowledged."""
@@ -105,13 +115,13 @@ class Commits(Generic[K, V]):
 
     def send(self, *, accept_rest: bool) -> None:
         """Begin to send the acknowledgements made. accept_rest: accept all other records in hand."""
-        said: list[tuple[Held[K, V], dict[int, AcknowledgeType]]] = []
+        said: list[tuple[Held[K, V], Said]] = []
         for held in self._held.values():
             if accept_rest:
                 held.acknowledge_rest(AcknowledgeType.ACCEPT)
-            types = held.take()
-            if types:
-                said.append((held, types))
+            taken = held.take()
+            if taken.types:
+                said.append((held, taken))
         self._held = {key: held for key, held in self._held.items() if not held.idle}
         if not said:
             return
@@ -164,11 +174,11 @@ class Commits(Generic[K, V]):
         task.add_done_callback(among.discard)
         return task
 
-    async def _commit(self, said: Sequence[tuple[Held[K, V], dict[int, AcknowledgeType]]]) -> Outcomes:
+    async def _commit(self, said: Sequence[tuple[Held[K, V], Said]]) -> Outcomes:
         outcomes: Outcomes = {}
         for generation in sorted({held.generation for held, _ in said}):
-            part = [(held, types) for held, types in said if held.generation == generation]
-            acks = {held.source.tp: ack_batches(types) for held, types in part}
+            part = [(held, taken.types) for held, taken in said if held.generation == generation]
+            acks = {held.source.tp: ack_batches(*taken) for held, taken in said if held.generation == generation}
             self.sent += sum(len(types) for _, types in part)
             try:
                 results = await self._ask(acks, generation)

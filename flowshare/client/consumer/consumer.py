@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
 from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.backlog import Backlog, Decoder
 from flowshare.client.consumer.commits import CommitCallback, Commits, Outcomes
-from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.consumer.inflight import ShareRecord, named_of, neighbours
 from flowshare.client.consumer.isolation import set_isolation
 from flowshare.client.consumer.partitions import PartitionInfo, partitions_of
-from flowshare.client.errors import Closed, IllegalState, Wakeup
+from flowshare.client.consumer.settles import Settles
+from flowshare.client.errors import Closed, IllegalState, RecordError, Unsupported, Wakeup
+from flowshare.client.producer.outputs import Outputs, messages_of
 from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import ConsumerSettings
 from flowshare.share.types import AcknowledgeType
@@ -41,6 +44,8 @@ V = TypeVar("V")
 FOREVER_S: Final = 3600.0
 """The longest wait of one round of an iteration, in seconds; then the next round begins."""
 CLOSE_LEFT_MIN_S: Final = 0.1
+WAIT_MIN_S: Final = 0.001
+"""The shortest time, in seconds, that a server can be asked to wait: with less left a poll ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +99,7 @@ class ShareConsumer(Generic[K, V]):
             connect, group_id=group_id, topics=(), clock=clock, member_id=member_id, settings=self._settings.member
         )
         self._commits: Commits[K, V] = Commits(self._member, clock=clock, timeout_s=self._settings.default_api_timeout)
+        self._settles: Settles[K, V] = Settles(self._member, self._commits, clock=clock)
         self._topics: frozenset[str] = frozenset()
         self._backlog: Backlog[K, V] = Backlog(self._commits, key_decoder, value_decoder)
         self._joined = False
@@ -246,14 +252,56 @@ class ShareConsumer(Generic[K, V]):
         partition, offset, type)` does so for a record that raised `RecordError`.
         Raises: IllegalState (implicit mode; not in hand; acknowledged and sent already; renewed since the last poll).
         """
-        self._check_usable()
-        if not self._explicit:
-            raise IllegalState("acknowledgements are implicit; set acknowledgement_mode='explicit' to give them")
+        self._check_explicit()
         check_argument("acknowledge: what was delivered", record, ShareRecord | str)
         if isinstance(record, ShareRecord):
             self._commits.acknowledge(record.topic, record.partition, record.offset, AcknowledgeType(type_or_partition))
         else:
             self._commits.acknowledge(record, int(type_or_partition), offset, type_)
+
+    def release(self, record: ShareRecord[K, V] | RecordError, *, delay: float = 0.0) -> None:
+        """Release a record: it is delivered again, to any member, not before `delay` seconds (30 days at most); sent
+        with the next poll or commit.
+
+        Raises: IllegalState (as `acknowledge`), Unsupported (a delay at Kafka's own brokers, which cannot delay).
+        """
+        self._check_explicit()
+        topic, partition, offset = named_of("release", record)
+        check_argument("release: delay", delay, float)
+        if not 0 <= delay < math.inf:
+            raise ValueError(f"release: delay must be a number of seconds from 0 on, not {delay!r}")
+        if delay and not self._member.at_flowshare:
+            raise Unsupported(
+                "Kafka's own brokers cannot delay a released record: release it without a delay, or keep it and renew "
+                "its lock (AcknowledgeType.RENEW) until the time has come"
+            )
+        self._commits.acknowledge(topic, partition, offset, AcknowledgeType.RELEASE, delay_ms=math.ceil(delay * 1000))
+
+    async def settle(
+        self,
+        records: Sequence[ShareRecord[K, V] | RecordError],
+        outputs: Outputs,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Accept records of one partition and write outputs, in one step or not at all: even if a process is killed,
+        the outputs are there exactly if the records are accepted, and once.
+
+        outputs: records by topic, values or `Message`s as of `Producer.send_many`. timeout: seconds (default:
+        default_api_timeout). Settles of different records may be under way at once. Locks are not renewed meanwhile.
+
+        False: nothing is written, because some of the records are not in hand any more: they were given to others, or
+        acknowledged. The others may be settled again.
+        Raises: IllegalState (implicit mode; a record is being renewed), ValueError, TypeError (no such settle is
+        possible), ServerError, RecordTooLarge (an output cannot be written: nothing is, the records stay in hand),
+        Unsupported (Kafka's own brokers cannot settle), ClientError (the outcome is not known: settle the same records
+        again where the text says so, the outputs are written once at most; otherwise the records come again if they
+        are not accepted).
+        """
+        self._check_explicit()
+        named = neighbours(records, ordered=False)
+        limit_s = self._settings.default_api_timeout if timeout is None else timeout
+        return await self._settles.settle(named, messages_of(outputs), timeout_s=limit_s)
 
     async def commit_sync(self, timeout: float | None = None) -> Outcomes:
         """Send the acknowledgements made (implicit mode: accept all records in hand) and wait for the outcomes.
@@ -306,7 +354,8 @@ class ShareConsumer(Generic[K, V]):
         started_s = self._clock.monotonic()
         left_s = CLOSE_LEFT_MIN_S
         try:
-            outcomes = await self._commits.finish(timeout)
+            await self._settles.finish(timeout)
+            outcomes = await self._commits.finish(max(0.0, timeout - (self._clock.monotonic() - started_s)))
             left_s = max(CLOSE_LEFT_MIN_S, timeout - (self._clock.monotonic() - started_s))
         finally:  # also for a caller who waits no longer: the member must not live on
             try:
@@ -364,7 +413,7 @@ class ShareConsumer(Generic[K, V]):
                 self._backlog.receive(part)
             if not self._backlog:
                 self._waker.raise_if_woken()
-                if self._clock.monotonic() >= deadline_s:
+                if self._clock.monotonic() >= deadline_s - WAIT_MIN_S:
                     return
 
     # --- joining, leaving, being late ---------------------------------------------------------------------------
@@ -428,6 +477,11 @@ class ShareConsumer(Generic[K, V]):
             yield
         finally:
             self._busy = False
+
+    def _check_explicit(self) -> None:
+        self._check_usable()
+        if not self._explicit:
+            raise IllegalState("acknowledgements are implicit; set acknowledgement_mode='explicit' to give them")
 
     def _check_usable(self) -> None:
         if self._closed:

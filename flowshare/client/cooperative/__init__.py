@@ -5,8 +5,7 @@
 - `assigning`: what members tell each other in their rounds; `partitions`: what a member has to do with, begins, and
   waits for.
 - `reading`: fetches, for the scans; `commits`: what is finished, and starts, told to the server; `settles`: commits
-  with outputs, asked until it is known what became of them, and `outputs`: what a consumer gives them; `ordinary`: the
-  group's ordinary offset.
+  with outputs, asked until it is known what became of them; `ordinary`: the group's ordinary offset.
 - `member`: `CooperativeMember`, and `free`: `FreeMember`, which live by them, both on `shell`; `consumer`:
   `CooperativeConsumer`, which hands out records.
 """

@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
-from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.consumer.inflight import Named, ShareRecord, named_of, neighbours
 from flowshare.client.consumer.partitions import PartitionInfo, partitions_of
+from flowshare.client.consumer.settles import keep, refusal
 from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
-from flowshare.client.cooperative.outputs import Outputs, messages_of, packed
 from flowshare.client.cooperative.settles import UNKNOWN
 from flowshare.client.errors import (
     ClientError,
@@ -32,9 +32,9 @@ from flowshare.client.errors import (
     IllegalState,
     NotCommitted,
     RecordError,
-    ServerError,
-    Unsupported,
 )
+from flowshare.client.producer.channel import TopicPlace
+from flowshare.client.producer.outputs import Outputs, messages_of, packed
 from flowshare.client.session.ranges import TopicIdPartition
 from flowshare.client.settings import CooperativeSettings
 from flowshare.protocol.each_record import UnreadableRecord
@@ -59,12 +59,8 @@ V = TypeVar("V")
 FOREVER_S: Final = 3600.0
 """How long one round of an iteration waits; then comes the next one."""
 WAIT_MIN_S: Final = 0.001
-OPEN_MAX: Final = 10_000
-"""Records of which it is kept that they were lost, the newest; an application that never asks does not care."""
 NO_ANSWER: Final = "the server has not answered, or topics are not there"
 LEASE_ENDED: Final = "the lease ended, or keys went to another member, before the commit was answered"
-Named = tuple[str, int, int]
-"""Topic, partition and offset."""
 
 logger = logging.getLogger(__name__)
 
@@ -285,15 +281,15 @@ class CooperativeConsumer(Generic[K, V]):
         `commit_sync` tells of it, too.
         """
         self._check_usable()
-        named = _named("commit", record)
+        named = named_of("commit", record)
         if self._gone.pop(named, None) is not None:
-            _keep(self._open, named, None)
+            keep(self._open, named, None)
         return self._end(named)
 
     def release(self, record: CooperativeRecord[K, V] | RecordError, *, delay: float = 0.0) -> bool:
         """The record is to be handed out again, not before `delay` seconds; its key waits. False: as `commit`."""
         self._check_usable()
-        found = self._hand.pop(_named("release", record), None)
+        found = self._hand.pop(named_of("release", record), None)
         if found is None:
             return False
         given = self._joined().give_back(*found, delay_s=delay)
@@ -353,7 +349,7 @@ class CooperativeConsumer(Generic[K, V]):
         """
         self._check_usable()
         messages = messages_of(outputs)
-        named = _neighbours(records, ordered=ordered)
+        named = neighbours(records, ordered=ordered)
         found = [self._hand.get(one) for one in named]
         hand = [one for one in found if one is not None]
         if any(self._gone.get(one) for one in named):
@@ -395,7 +391,8 @@ class CooperativeConsumer(Generic[K, V]):
     ) -> Settled:
         member = self._joined()
         self._settles += 1
-        topics = await member.topic_sizes(sorted(messages))
+        sizes = await member.topic_sizes(sorted(messages))
+        topics = {name: TopicPlace(*size) for name, size in sizes.items()}
         made = packed(messages, topics, now_ms=self._clock.now_ms(), spread=self._settles)
         return await member.settle(hand[0][0], [one for _, one in hand], made, ordered=ordered)
 
@@ -410,15 +407,12 @@ class CooperativeConsumer(Generic[K, V]):
             return True
         if settled.error is ErrorCode.INVALID_RECORD_STATE:
             return False
-        if settled.error is ErrorCode.UNSUPPORTED_VERSION:
-            raise Unsupported(settled.message or "the server cannot commit records in one step with outputs")
         if settled.error is ErrorCode.NETWORK_EXCEPTION:
             for one in named:
                 self._hand.pop(one, None)
             raise ClientError(f"{settled.message}; the records come again where they are not committed")
-        why = settled.outputs[0] if settled.outputs else None
-        code, message = (settled.error, settled.message) if why is None else (why.error, why.message)
-        raise ServerError(code, message, about="an output")
+        where = f"settling {named[0][0]}-{named[0][1]}"
+        raise refusal(settled.error, settled.message, settled.outputs, where)
 
     # --- closing ------------------------------------------------------------------------------------------------
 
@@ -524,18 +518,18 @@ class CooperativeConsumer(Generic[K, V]):
             return False
         finished = self._joined().finish(*found)
         if not finished:
-            _keep(self._open, named, None)
+            keep(self._open, named, None)
         return finished
 
     def _lost(self, partition: Partition, lost: list[Record]) -> None:
         for one in lost:
             named = (*partition.place, one.offset)
             if self._hand.pop(named, None) is not None:
-                _keep(self._gone, named, one.doubted)
+                keep(self._gone, named, one.doubted)
 
     def _unanswered(self, partition: Partition, offsets: Sequence[int]) -> None:
         for offset in offsets:
-            _keep(self._open, (*partition.place, offset), None)
+            keep(self._open, (*partition.place, offset), None)
 
     def _check_unset(self) -> None:
         self._check_usable()
@@ -573,7 +567,7 @@ class CooperativeConsumer(Generic[K, V]):
             self._group_id,
         )
         for named, (_, one) in self._hand.items():
-            _keep(self._gone, named, one.doubted)
+            keep(self._gone, named, one.doubted)
         self._hand.clear()
         leaving = asyncio.get_running_loop().create_task(member.close(), name="leave")
         self._leaving[leaving] = member
@@ -589,32 +583,6 @@ def behind(error: BaseException | None) -> Generator[None]:
         if error is None:
             raise
         logger.warning("%s", left)
-
-
-def _keep(kept: dict[Named, Any], named: Named, what: object) -> None:
-    """Keep it, and of too many the newest."""
-    kept.pop(named, None)
-    kept[named] = what
-    if len(kept) > OPEN_MAX:
-        del kept[next(iter(kept))]
-
-
-def _named(what: str, record: Any) -> Named:
-    """Raises: TypeError."""
-    if not isinstance(record, CooperativeRecord | RecordError):
-        check_argument(f"{what}: what was handed out", record, CooperativeRecord | RecordError)
-    return record.topic, record.partition, record.offset
-
-
-def _neighbours(records: Sequence[CooperativeRecord[Any, Any] | RecordError], *, ordered: bool) -> list[Named]:
-    """The places of records that are settled together. Raises: ValueError, TypeError."""
-    check_argument("settle: records", records, Sequence)
-    named = sorted({_named("settle", one) for one in records})
-    if not named or len({one[:2] for one in named}) > 1:
-        raise ValueError("settle takes records of one partition, at least one: settle each partition's by themselves")
-    if ordered and named[-1][2] - named[0][2] != len(named) - 1:
-        raise ValueError("ordered=True settles records that follow each other in the log: settle these one by one")
-    return named
 
 
 class CooperativeRecord(ShareRecord[K, V]):

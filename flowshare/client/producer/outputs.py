@@ -1,25 +1,28 @@
 """Packs the outputs of one settle into record batches, by partition, for records of many owners. No I/O.
 
-Each output names the owners of its records, so that the cause can be found when it is refused.
+Each output names the owners of its records, so that the cause can be found when it is refused. `packed` does it for
+consumers, whose outputs have one owner: the settle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from flowshare.client.arguments import check_argument
 from flowshare.client.errors import RecordTooLarge, ServerError
-from flowshare.client.producer.message import BATCH_OVERHEAD, Message, partition_for, size_of
+from flowshare.client.producer.message import BATCH_OVERHEAD, Message, items_of, partition_for, size_of
+from flowshare.client.settings import ProducerSettings
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import SettleOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from flowshare.client.producer.channel import TopicPlace
-    from flowshare.client.settings import ProducerSettings
 
 T = TypeVar("T")
+Outputs = Mapping[str, Iterable[Message | bytes | None]]
+"""Records that a consumer writes with what it settles, by topic: values, or `Message`s as of `Producer.send_many`."""
 BATCH_BYTES: Final = 1_000_000
 """The largest batch, in bytes before compression, where topics take that much."""
 
@@ -119,3 +122,26 @@ class OutputBatches(Generic[T]):
             raise ServerError(ErrorCode.UNSUPPORTED_VERSION, "the broker tells no topic ids", about=f"topic {at[0]}")
         output = SettleOutput(*at[:1], topic_id, at[1], one.builder.build())
         self._built.append(OutputFor(output, tuple(one.owners), one.builder.count))
+
+
+def messages_of(outputs: Outputs) -> dict[str, list[Message]]:
+    """Return a consumer's outputs as messages, topic by topic. Raises: TypeError."""
+    check_argument("the outputs", outputs, Mapping)
+    return {
+        topic: [one if isinstance(one, Message) else Message(one) for one in items_of(items, topic)]
+        for topic, items in outputs.items()
+    }
+
+
+def packed(
+    messages: Mapping[str, Sequence[Message]], topics: Mapping[str, TopicPlace], *, now_ms: int, spread: int
+) -> list[SettleOutput]:
+    """Return a consumer's outputs as record batches. topics, now_ms, spread: as of `OutputBatches`.
+
+    Raises: RecordTooLarge, ServerError, TypeError.
+    """
+    batches = OutputBatches[str](topics, settings=ProducerSettings(), batch_bytes={}, now_ms=now_ms, spread=spread)
+    for topic, some in messages.items():
+        for message in some:
+            batches.add(topic, topic, message, batches.check(topic, message))
+    return [one.output for one in batches.build()]

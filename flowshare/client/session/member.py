@@ -23,7 +23,7 @@ from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.session.share_session import RELEASE, Plan
 from flowshare.client.session.shell import SessionShell, answered
 from flowshare.client.settings import MIB, MemberSettings
-from flowshare.protocol.messages import SettleOutput, TopicPartition
+from flowshare.protocol.messages import MetadataRequest, SettleOutput, TopicPartition
 from flowshare.protocol.settle_codec import problem
 from flowshare.share.ranges import merged
 from flowshare.share.types import AckRange, AcquireMode
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import TopicMetadata
 
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
@@ -118,6 +119,12 @@ class ShareMember:
         """The error with which the group refused this member, which is out of it for good; None: it is in, or joins
         again."""
         return self._membership.failed
+
+    @property
+    def at_flowshare(self) -> bool:
+        """True if the servers are flowshare's own: they settle records with outputs, delay releases, and keep held
+        records for a member whose connection ended. False before the member has joined."""
+        return self._shell.core.keeps
 
     @property
     def lock_timeout_ms(self) -> int:
@@ -353,6 +360,23 @@ class ShareMember:
         if wrong is not None:
             raise ValueError(f"this cannot be settled: {wrong}")
         self._shell.settle(tp, acks, given, told, generation, on_late)
+
+    async def settle(
+        self,
+        tp: TopicPartition,
+        acks: Sequence[AckRange],
+        outputs: Sequence[SettleOutput],
+        *,
+        generation: int | None = None,
+    ) -> AckResult:
+        """Settle as `begin_settle`, and wait for the outcome, however late it comes. Raises: ValueError."""
+        [result] = await answered(lambda told: self.begin_settle(tp, acks, outputs, told, generation=generation))
+        return result
+
+    async def topics(self, names: Sequence[str]) -> tuple[TopicMetadata, ...]:
+        """Look up topics that this member is to write to. Raises: NotConnected, ConnectionLost, Closed."""
+        self._check_open()
+        return (await self._link.send(MetadataRequest(topics=tuple(names)))).topics
 
     # --- closing ------------------------------------------------------------------------------------------------
 

@@ -169,9 +169,9 @@ def test_what_is_wrong_is_said() -> None:
             assert await consumer.poll(3.0) == []
             assert "no partition is assigned" in str(consumer.trouble)
             for call in (consumer.commit, consumer.release):
-                with pytest.raises(TypeError, match="what was handed out must be CooperativeRecord or RecordError"):
+                with pytest.raises(TypeError, match="the record must be ShareRecord or RecordError"):
                     call("a record")
-            with pytest.raises(TypeError, match="settle: what was handed out"):
+            with pytest.raises(TypeError, match="settle: the record must be"):
                 await consumer.settle([None], {"out": [b"x"]})
             await consumer.close()
             await consumer.close()
