@@ -139,8 +139,6 @@ def of_topics(found: Iterable[PartitionFigures], rates: Rates | None = None) -> 
 
 def of_group(group: str, topics: Sequence[TopicFigures]) -> TopicFigures:
     """Return a group's sums over its topics: 0 without any."""
-    if len(topics) == 1:
-        return topics[0]._replace(topic="")
     rates = [_sum(column) for column in zip(*map(_RATES_OF, topics), strict=True)] or (0, 0, 0)
     return _joined(group, "", topics, sum(one.partitions for one in topics), rates)
 
@@ -152,11 +150,13 @@ def _joined(
     partitions: int,
     rates: Sequence[float | None],
 ) -> TopicFigures:
+    if len(rows) == 1:  # most topics have one partition, most groups one topic: of very many this saves a quarter
+        (row,) = rows
+        ages = row.oldest_age_s, row.retention_left_s, row.retention
+        return TopicFigures._make((group, topic, partitions, *_SUMS_OF(row), *ages, row.stuck, *rates))
     columns = zip(*map(_SUMS_OF, rows), strict=True)  # none without rows
     sums: dict[str, Any] = dict(zip(_SUMS, map(_sum, columns), strict=False))
-    stuck = [key for row in rows for key in row.stuck]
-    if len(rows) > 1:
-        stuck = sorted(stuck, key=lambda key: -key.blocked)[:STUCK_MAX]
+    stuck = sorted((key for row in rows for key in row.stuck), key=lambda key: -key.blocked)[:STUCK_MAX]
     urgent = min(rows, key=_urgency, default=TopicFigures(group, topic))
     return TopicFigures(
         group,

@@ -216,7 +216,7 @@ async def with_retention(
             arrival_per_s=None if arrival is None else arrival / counts[one.group, one.topic],
         )
         seconds = time.seconds if time.seconds is not None and math.isfinite(time.seconds) else None
-        made.append(one._replace(retention_left_s=seconds, retention=time.why))
+        made.append(PartitionFigures._make((*one[:-2], seconds, time.why)))  # its last two; quicker than _replace
     return made
 
 

@@ -37,7 +37,8 @@ _MOST: Final = 2
 
 def judged(figures: GroupFigures) -> GroupFigures:
     """Return the figures with the reason why the group stands still."""
-    return replace(figures, stall=None if figures.seen_s is None else stall_reason(figures))
+    reason = None if figures.seen_s is None else stall_reason(figures)
+    return figures if reason == figures.stall else replace(figures, stall=reason)
 
 
 def stall_reason(figures: GroupFigures) -> str | None:
