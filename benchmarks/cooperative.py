@@ -1,6 +1,6 @@
 """How near members of a cooperative group come to the ideal: 16 members with handlers of 50 ms on one partition.
 
-    python benchmarks/cooperative.py [--mode free|keys] [--members 16] [--work 0.05] [--keys 1000] [--seconds 30]
+    python benchmarks/cooperative.py [--members 16] [--work 0.05] [--keys 1000] [--seconds 30]
 
 The ideal is members x 1 / work records a second. A member handles one record at a time. Timed is from when all members
 hold something and each has handled a record, for so many seconds; joining is told apart. All run in this process, on a
@@ -143,8 +143,7 @@ async def reads(args: argparse.Namespace) -> None:
 
 
 async def main(args: argparse.Namespace) -> None:
-    free = args.mode == "free"
-    settings = fs.CooperativeSettings(max_poll_records=args.ahead if free else 1)
+    settings = fs.CooperativeSettings(max_poll_records=1)
     async with fs.Broker("memory://") as broker:
         await fs.ShareAdmin(broker).create_topic("work", partitions=1)
         ideal = args.members / args.work
@@ -162,7 +161,6 @@ async def main(args: argparse.Namespace) -> None:
                 clock=broker.clock,
                 settings=settings,
                 member_id=name,
-                free=free,
             )
             consumer.subscribe(["work"])
             async with consumer:
@@ -189,7 +187,7 @@ async def main(args: argparse.Namespace) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         alone = (before_it + await bare(args, args.seconds / 3)) / 2
         print(
-            f"{args.mode}: {args.members} members x {args.work * 1000:g} ms, {args.keys} keys: {rate:.1f} records/s, "
+            f"{args.members} members x {args.work * 1000:g} ms, {args.keys} keys: {rate:.1f} records/s, "
             f"{rate / ideal:.3f} of the ideal {ideal:g}, {rate / alone:.3f} of {alone:.1f} without any group; "
             f"a member handled {each[0]} to {each[-1]}; "
             f"all at work after {joined - args.settle:.1f} s; {100 * used / took:.0f} % of a processor"
@@ -198,13 +196,11 @@ async def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("free", "keys"), default="keys")
     parser.add_argument("--members", type=int, default=16)
     parser.add_argument("--work", type=float, default=0.05)
     parser.add_argument("--keys", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--settle", type=float, default=3.0, help="seconds after the joins before it is timed")
-    parser.add_argument("--ahead", type=int, default=4, help="records that a member takes ahead in free mode")
     parser.add_argument("--reads", action="store_true", help="what is read, with the server's filter and without it")
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--codec", default="lz4")

@@ -95,7 +95,6 @@ ARMS = (
     ),
     Arm(name="cooperative by ranges, workers", kind="cooperative", query=WORKERS, ordered=True, records=30_000),
     Arm(name="cooperative by ranges, embedded", kind="cooperative", embedded=True, ordered=True, records=50_000),
-    Arm(name="cooperative, free, embedded", kind="free", embedded=True, records=30_000),
     Arm(
         name="cooperative exactly once, embedded",
         kind="cooperative",

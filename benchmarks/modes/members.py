@@ -308,50 +308,11 @@ def app_of(crew: Crew, handler: Handler, number: int) -> App:
     return app
 
 
-def free(crew: Crew, handler: Handler) -> None:
-    """`fs.CooperativeConsumer`s, each with so many tasks."""
-
-    async def main() -> None:
-        async with fs.Broker(crew.place.url) as broker:
-            await asyncio.gather(*(_free_member(broker, crew, handler, number) for number in crew.numbers))
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
-
-
-async def _free_member(broker: fs.Broker, crew: Crew, handler: Handler, number: int) -> None:
-    place = crew.place
-    room = asyncio.Semaphore(crew.concurrency)
-    ahead = max(4, crew.concurrency) if not crew.work.quiet else BATCH
-    settings = fs.CooperativeSettings(max_poll_records=ahead, lease=place.lease_s)
-    tasks: set[asyncio.Task[None]] = set()
-    async with fs.CooperativeConsumer(
-        broker, [place.topic], group_id=place.group, free=True, settings=settings
-    ) as consumer:
-
-        async def handle(record: Any) -> None:
-            try:
-                await handler.later(record.value, number)
-            except Exception:  # noqa: BLE001
-                consumer.release(record, delay=place.retry_s)
-            else:
-                consumer.commit(record)
-            finally:
-                room.release()
-
-        async for record in consumer:
-            await room.acquire()
-            task = asyncio.ensure_future(handle(record))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-
 KINDS: dict[str, Callable[[Crew, Handler], None]] = {
     "plain": plain,
     "share": agents,
     "cooperative": agents,
     "kmq": agents,
-    "free": free,
 }
 
 

@@ -201,7 +201,6 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
-        free: bool = False,
     ) -> None: ...
     @overload
     def __init__(
@@ -212,7 +211,6 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
-        free: bool = False,
         key_decoder: Decoder[K],
         value_decoder: Decoder[V],
     ) -> None: ...
@@ -224,17 +222,15 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
-        free: bool = False,
         **decoders: Any,
     ) -> None:
-        """topics: empty: call `assign` to choose. Decoders turn bytes (or None) into keys and values. free: members
-        take records one by one, whatever their keys, in no order; all members of a group must agree.
+        """topics: empty: call `assign` to choose. Decoders turn bytes (or None) into keys and values.
 
         Raises: BadBrokerUrl, BackendError (Kafka's brokers keep no such groups), ValueError (no group), TypeError.
         """
         at = self._at(broker, cooperative=[group_id])
         connect = partial(at.connect, client_id)
-        super().__init__(connect, group_id=group_id, clock=at.clock, settings=settings, free=free, **decoders)
+        super().__init__(connect, group_id=group_id, clock=at.clock, settings=settings, **decoders)
         if topics:
             self.subscribe(topics)
         at.clients.append(self)

@@ -75,7 +75,7 @@ async def describe(session: CommandSession, group: str) -> dict[str, Any]:
             for one in found.members
         ],
         "offsets": rows,
-        "claims": [{**_place(part), **claim._asdict()} for part in parts for claim in (*part.claims, *part.spans)],
+        "claims": [{**_place(part), **claim._asdict()} for part in parts for claim in part.claims],
         "waits": [{**_place(part), **wait._asdict()} for part in parts for wait in part.waits],
     }
 

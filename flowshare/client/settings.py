@@ -128,7 +128,7 @@ class CooperativeSettings:
         are counted by the thousand, ahead of time: a death may count once for records beside it.
     session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of the membership in the group, as in
         Kafka's consumers.
-    max_poll_records: the most records that a poll returns, and that are taken ahead in free mode (max.poll.records).
+    max_poll_records: the most records that a poll returns (max.poll.records).
     max_poll_interval: the longest time between two polls; after it the consumer gives everything back and leaves its
         group, and the next poll joins again (max.poll.interval.ms).
     buffer_records: the most records of one partition that wait; with so many its reading stops.

@@ -17,21 +17,13 @@ So what a dead member can have begun without a trace was begun once, and lies be
     its lease ended, or it was       the horizon, in `reaches`: each record before it that is not committed counts as
     taken                            begun once, if nothing was written of it (`told`)
 
-In free mode (`spans`) the same is true of offsets. There the span is the horizon: it is durable before anything in it
-is begun, and its member begins nothing outside of it.
-
-    a span ends            of its offsets is kept
-    given back             nothing more: as above
-    its lease ended, or    all of them, in `abandoned`: each that is not committed counts as begun once, if nothing was
-    the log was cut        written of it
-
-A member that says each first start, too (`Terms.exact_starts`, `Span.exact_starts`), has no horizon: then a death
-counts for what was in flight alone, at the price of a write each time that it begins something.
+A member that says each first start, too (`Terms.exact_starts`), has no horizon: then a death counts for what was in
+flight alone, at the price of a write each time that it begins something.
 
 A record that was not in flight counts once too often at most, however many members die, since from then on each of its
-starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys, and
-as many of offsets, are kept apart, those beyond are joined with their neighbours, which counts too many and never too
-few. What is committed is dropped.
+starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys are
+kept apart, those beyond are joined with their neighbours, which counts too many and never too few. What is committed is
+dropped.
 
 State is replaced, never changed in place: `state` before a step is what undoes it. What counts more is written before
 what it follows from, what counts less behind that (`counted_since`, `dropped_since`): so of every beginning of a step's
@@ -40,12 +32,10 @@ mutations the invariant is true, too.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.cooperative.ranges import Pair, merged, minus, overlaps
+from flowshare.cooperative.ranges import Pair, minus, overlaps
 from flowshare.cooperative.types import (
     HORIZON_STEP,
     WHOLE,
@@ -53,11 +43,9 @@ from flowshare.cooperative.types import (
     DropStarts,
     Horizon,
     Mutation,
-    OffsetRange,
     PutReaches,
     PutStarts,
     Reach,
-    Span,
 )
 from flowshare.core_errors import BoundReached, InvalidRequest
 
@@ -72,24 +60,19 @@ HORIZON_MAX: Final = 1_000_000
 
 
 class Begun(NamedTuple):
-    """Starts that other members may have made. A member that takes over keys, or offsets, counts from there
+    """Starts that other members may have made. A member that takes over keys counts from there
     (`attempts.starts_of`)."""
 
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
-    abandoned: tuple[OffsetRange, ...] = ()
-
-
-NOTHING: Final = Begun()
 
 
 class AttemptsState(NamedTuple):
-    """reaches, abandoned: ascending and disjoint. starts: by offset. horizons: by member."""
+    """reaches: ascending and disjoint. starts: by offset. horizons: by member."""
 
     reaches: tuple[Reach, ...] = ()
     starts: Mapping[int, int] = {}
     horizons: Mapping[str, int] = {}
-    abandoned: tuple[OffsetRange, ...] = ()
 
 
 class Attempts:
@@ -102,27 +85,20 @@ class Attempts:
         reaches: Iterable[Reach] = (),
         starts: Mapping[int, int] | None = None,
         horizons: Iterable[Horizon] = (),
-        abandoned: Iterable[OffsetRange] = (),
     ) -> None:
         """Start from what was stored."""
-        self.state = AttemptsState(tuple(sorted(reaches)), dict(starts or {}), dict(horizons), tuple(sorted(abandoned)))
+        self.state = AttemptsState(tuple(sorted(reaches)), dict(starts or {}), dict(horizons))
 
     def told(self, offset: int, hash_: int) -> int:
         """How often a record counts as begun by others."""
-        reaches, starts, _, abandoned = self.state
-        return starts_of(reaches, starts, abandoned, offset, hash_)
+        reaches, starts, _ = self.state
+        return starts_of(reaches, starts, offset, hash_)
 
     @property
     def begun(self) -> Begun:
         """The starts by others, as told to members that are granted keys."""
-        reaches, starts, _, abandoned = self.state
-        return Begun(reaches, tuple(starts.items()), abandoned)
-
-    def begun_of(self, spans: Sequence[Pair]) -> Begun:
-        """Return the starts by others within these offsets, as told to members that get them. spans: ascending and
-        disjoint."""
-        reaches, starts, _, abandoned = self.state
-        return begun_within(reaches, starts, abandoned, spans)
+        reaches, starts, _ = self.state
+        return Begun(reaches, tuple(starts.items()))
 
     def horizon(self, member: str) -> int:
         """Where the member may begin nothing that it has not said before."""
@@ -152,16 +128,14 @@ class Attempts:
         return (*self.counted_since(before), *self.dropped_since(before))
 
     def grew_since(self, before: AttemptsState) -> bool:
-        """True if members that are gone have left more since: reaches, or abandoned offsets."""
-        if self.state is before:
-            return False
-        pairs = ((self.state.reaches, before.reaches), (self.state.abandoned, before.abandoned))
-        return any(new is not old and not set(old).issuperset(new) for new, old in pairs)
+        """True if members that are gone have left more since."""
+        new, old = self.state.reaches, before.reaches
+        return new is not old and not set(old).issuperset(new)
 
     @property
     def _table(self) -> PutReaches:
-        reaches, _, horizons, abandoned = self.state
-        return PutReaches(reaches, tuple(Horizon(*one) for one in horizons.items()), abandoned)
+        reaches, _, horizons = self.state
+        return PutReaches(reaches, tuple(Horizon(*one) for one in horizons.items()))
 
     # -- steps
 
@@ -192,19 +166,22 @@ class Attempts:
     def ended(self, claims: Iterable[Claim]) -> None:
         """These claims ended against their members' will."""
         for claim in claims:
-            self._reach(claim.first, claim.end, self.horizon(claim.member))
+            self.reach(claim.first, claim.end, self.horizon(claim.member))
 
-    def abandon(self, spans: Sequence[Span]) -> None:
-        """These spans ended against their members' will."""
-        new = [(span.first, span.end) for span in spans if not span.exact_starts] if spans else ()
-        if new:
-            known = [OffsetRange(*one) for one in merged([*self.state.abandoned, *new])]
-            while len(known) > REACHES_MAX:
-                known = [
-                    OffsetRange(pair[0].first, pair[-1].end)
-                    for pair in (known[at : at + 2] for at in range(0, len(known), 2))
-                ]
-            self.state = self.state._replace(abandoned=tuple(known))
+    def reach(self, first: int, end: int, before: int) -> None:
+        """Count all records before an offset, with hashes from `first` up to `end`, as begun at least once."""
+        if before <= 0:
+            return
+        reaches, keys = self.state.reaches, [(first, end)]
+        known = [one[:2] for one in reaches]
+        inside = [Reach(low, high, max(before, reaches[at].before)) for low, high, _, at in overlaps(keys, known)]
+        outside = [
+            Reach(low, high, reaches[at].before)
+            for low, high, _, at in overlaps(known, minus(WHOLE, keys))
+            for at in (_place(reaches, low),)
+        ]
+        new = [Reach(low, high, before) for low, high in minus(keys, known)]
+        self.state = self.state._replace(reaches=_bounded([*inside, *outside, *new]))
 
     def follow(self, holders: Iterable[str]) -> None:
         """Only these hold something still."""
@@ -222,21 +199,16 @@ class Attempts:
 
     def forget(self, stable: int) -> None:
         """All before this offset is committed."""
-        reaches, _, _, abandoned = self.state
+        reaches = self.state.reaches
         if reaches and any(one.before <= stable for one in reaches):
             self.state = self.state._replace(reaches=tuple(one for one in reaches if one.before > stable))
-        if abandoned and abandoned[0].end <= stable:
-            self.state = self.state._replace(abandoned=tuple(one for one in abandoned if one.end > stable))
 
     def cut(self, end: int) -> None:
         """Forget the starts at `end` and behind: other records lie there now."""
-        reaches, starts, _, abandoned = self.state
+        reaches, starts, _ = self.state
         kept = {at: count for at, count in starts.items() if at < end}
         if len(kept) < len(starts):
             self.state = self.state._replace(starts=kept)
-        if abandoned and abandoned[-1].end > end:
-            cut = tuple(OffsetRange(one.first, min(one.end, end)) for one in abandoned if one.first < end)
-            self.state = self.state._replace(abandoned=cut)
         if any(one.before > end for one in reaches):
             self.state = self.state._replace(
                 reaches=tuple(one._replace(before=min(one.before, end)) for one in reaches if end)
@@ -244,8 +216,8 @@ class Attempts:
 
     def clear(self) -> None:
         """Nothing was begun."""
-        reaches, starts, horizons, abandoned = self.state
-        if starts or reaches or abandoned:
+        reaches, starts, horizons = self.state
+        if starts or reaches:
             self.state = AttemptsState(horizons=horizons)
 
     # -- inside
@@ -254,55 +226,18 @@ class Attempts:
         if horizon > self.horizon(member):
             self.state = self.state._replace(horizons={**self.state.horizons, member: horizon})
 
-    def _reach(self, first: int, end: int, before: int) -> None:
-        if before <= 0:
-            return
-        reaches, keys = self.state.reaches, [(first, end)]
-        known = [one[:2] for one in reaches]
-        inside = [Reach(low, high, max(before, reaches[at].before)) for low, high, _, at in overlaps(keys, known)]
-        outside = [
-            Reach(low, high, reaches[at].before)
-            for low, high, _, at in overlaps(known, minus(WHOLE, keys))
-            for at in (_place(reaches, low),)
-        ]
-        new = [Reach(low, high, before) for low, high in minus(keys, known)]
-        self.state = self.state._replace(reaches=_bounded([*inside, *outside, *new]))
 
-
-def starts_of(
-    reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], offset: int, hash_: int
-) -> int:
-    """How often a record counts as begun: for members, which are told all three."""
+def starts_of(reaches: Sequence[Reach], starts: Mapping[int, int], offset: int, hash_: int) -> int:
+    """How often a record counts as begun: for members, which are told both."""
     count = starts.get(offset, 0)
-    if count:
+    if count or not reaches:
         return count
-    if abandoned:
-        at = bisect_right(abandoned, offset, key=itemgetter(0)) - 1
-        if at >= 0 and offset < abandoned[at][1]:
-            return 1
-    if not reaches:
-        return 0
     at = _place(reaches, hash_)
     return int(at >= 0 and hash_ < reaches[at].end and offset < reaches[at].before)
 
 
-def begun_within(
-    reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], spans: Sequence[Pair]
-) -> Begun:
-    """Return the starts that are known of these offsets. spans: ascending and disjoint. `reaches` are returned as they
-    are."""
-    if not (reaches or starts or abandoned):
-        return NOTHING
-    inside: list[Pair] = []
-    for first, end in spans if starts else ():
-        offsets = range(first, end) if end - first <= len(starts) else [at for at in starts if first <= at < end]
-        inside += [(at, starts[at]) for at in offsets if at in starts]
-    left = tuple(OffsetRange(first, end) for first, end, _, _ in overlaps(spans, abandoned))
-    return Begun(tuple(reaches), tuple(inside), left)
-
-
 def _tables(state: AttemptsState) -> tuple[object, ...]:
-    return state.reaches, state.horizons, state.abandoned
+    return state.reaches, state.horizons
 
 
 def _place(reaches: Sequence[Reach], hash_: int) -> int:

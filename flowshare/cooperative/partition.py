@@ -1,4 +1,4 @@
-"""One group's view of one partition, shared by keys or in free mode: what its owner decides by, one call after another.
+"""One group's view of one partition, shared by keys: what its owner decides by, one call after another.
 
 Each call is a decision (`decisions`): it raises before anything is changed, says what is to be written, and counts for
 the next ones at once.
@@ -7,15 +7,13 @@ A settle (`settle`) is a commit whose outputs are written with it. It is taken w
 is committed or reserved; and what is committed never comes back but by a reset. So whoever writes outputs just with a
 settle that was taken writes those of an offset once, however often it is asked.
 
-Invariants: C and K (`offsets`, `claims`, `spans`); and after every `confirm` and `roll_back` without decisions under
-way the state is what `restore` makes of all mutations that were confirmed.
-
-A partition is shared in one way at a time: `hold` is refused while spans are with members, `take` while claims are.
+Invariants: C and K (`offsets`, `claims`); and after every `confirm` and `roll_back` without decisions under way the
+state is what `restore` makes of all mutations that were confirmed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -25,9 +23,7 @@ from flowshare.cooperative.decisions import Decision, Decisions
 from flowshare.cooperative.offsets import Change, CommittedOffsets
 from flowshare.cooperative.pending import Pending, is_stored
 from flowshare.cooperative.ranges import Pair, checked, merged, minus, overlaps
-from flowshare.cooperative.spans import Spans, SpansState
 from flowshare.cooperative.types import (
-    LEASE_MS,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     Blocked,
@@ -43,9 +39,6 @@ from flowshare.cooperative.types import (
     PutPending,
     PutRange,
     PutStable,
-    Span,
-    SpanEntry,
-    StartEntry,
     Terms,
 )
 from flowshare.core_errors import (
@@ -54,15 +47,12 @@ from flowshare.core_errors import (
     CoreError,
     FencedMemberEpoch,
     FencedStateEpoch,
-    InconsistentGroupProtocol,
     InvalidRequest,
     NonEmptyGroup,
 )
 
 Answer = TypeVar("Answer")
 HOLDERS_TOLD: Final = 3
-PIECES_MAX: Final = 64
-"""Spans that one `take` gives at most."""
 
 
 class Progress(NamedTuple):
@@ -92,8 +82,8 @@ class HoldAnswer(NamedTuple):
 
 class CommitAnswer(NamedTuple):
     """The answer to a commit. fenced: the places of the entries of which nothing was taken, because the member does not
-    hold their keys, or the span, any more, or because starts of so many records are counted already. lost: offsets that
-    count as committed and were not finished."""
+    hold their keys any more, or because starts of so many records are counted already. lost: offsets that count as
+    committed and were not finished."""
 
     progress: Progress
     fenced: tuple[int, ...] = ()
@@ -101,8 +91,8 @@ class CommitAnswer(NamedTuple):
 
 
 class SettleAnswer(NamedTuple):
-    """The answer to a settle: all of it was taken, or nothing. fenced: offsets whose keys, or span, the member does not
-    hold any more. committed: offsets that are finished already, by whomever."""
+    """The answer to a settle: all of it was taken, or nothing. fenced: offsets whose keys the member does not hold any
+    more. committed: offsets that are finished already, by whomever."""
 
     progress: Progress
     fenced: tuple[OffsetRange, ...] = ()
@@ -112,14 +102,6 @@ class SettleAnswer(NamedTuple):
     def taken(self) -> bool:
         """True if the settle was accepted."""
         return not (self.fenced or self.committed)
-
-
-class Taken(NamedTuple):
-    """The answer to `take`: the spans, none if nothing is free. begun: what others may have begun of them."""
-
-    progress: Progress
-    spans: tuple[Span, ...]
-    begun: Begun = Begun()
 
 
 class Completed(NamedTuple):
@@ -144,36 +126,34 @@ class PartitionState(NamedTuple):
 
     offsets: CommittedOffsets
     claims: Claims
-    spans: Spans
     pending: Pending
     attempts: Attempts
 
     @classmethod
     def fresh(cls, offsets: CommittedOffsets) -> PartitionState:
         """Of a partition that nobody has to do with."""
-        return cls(offsets, Claims(), Spans(), Pending(), Attempts())
+        return cls(offsets, Claims(), Pending(), Attempts())
 
 
 class _Before(NamedTuple):
     """The state before a decision, without the committed set: that one is restored by its `Change`."""
 
     claims: ClaimsState
-    spans: SpansState
     pending: Mapping[int, PendingOffsets]
     attempts: AttemptsState
 
 
 class CooperativePartition:
-    """See the head of the module. `offsets`, `claims`, `spans`, `pending`, `attempts` are for reading.
+    """See the head of the module. `offsets`, `claims`, `pending`, `attempts` are for reading.
 
     They show what was decided, which may not be durable yet; what is to be told outside comes from `read`.
     """
 
-    __slots__ = ("_decisions", "attempts", "claims", "offsets", "pending", "spans")
+    __slots__ = ("_decisions", "attempts", "claims", "offsets", "pending")
 
     def __init__(self, state: PartitionState) -> None:
         """Go on from what was stored (`stored.load`)."""
-        self.offsets, self.claims, self.spans, self.pending, self.attempts = state
+        self.offsets, self.claims, self.pending, self.attempts = state
         self._decisions = Decisions()
 
     @classmethod
@@ -195,37 +175,35 @@ class CooperativePartition:
     @property
     def in_use(self) -> bool:
         """True if a member holds anything, or a transaction has something pending."""
-        return bool(self.claims or self.spans or self.pending)
+        return bool(self.claims or self.pending)
 
     def check_unused(self) -> None:
         """Raises: NonEmptyGroup while a member holds something, or a transaction has something pending."""
         if not self.in_use:
             return
-        claims, spans = self.claims.state.claims, self.spans.state.spans
-        holders = sorted({one.member for one in claims} | {one.member for one in spans})
+        holders = sorted({one.member for one in self.claims.state.claims})
         if not holders:
             raise NonEmptyGroup("an open transaction has offsets of the partition: try again when it has ended")
         named = ", ".join(holders[:HOLDERS_TOLD]) + (", …" if len(holders) > HOLDERS_TOLD else "")
         raise NonEmptyGroup(
-            f"keys or records of the partition are held by {len(holders)} of the members ({named}): stop the group's "
+            f"keys of the partition are held by {len(holders)} of the members ({named}): stop the group's "
             "workers and try again; what a dead one held is free when its lease ends"
         )
 
     def next_deadline_ms(self) -> int | None:
         """When `lapse` has something to do; None: never."""
-        deadlines = (self.claims.next_deadline_ms(), self.spans.next_deadline_ms())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return self.claims.next_deadline_ms()
 
     def snapshot(self) -> tuple[Mutation, ...]:
         """All that there is, as mutations of an empty store. Nothing is under way."""
         assert not self._decisions.under_way, "a snapshot is taken when all decisions are settled"
-        offsets, claims, spans = self.offsets, self.claims, self.spans
+        offsets = self.offsets
         ranges = (PutRange(first, end, offsets.reset_epoch) for first, end in offsets.ranges())
-        tables = (claims.changed_since(ClaimsState((), {}, 0)), spans.changed_since(SpansState((), 0)))
+        claims = self.claims.changed_since(ClaimsState((), {}, 0))
         open_ = (PutPending(number, one) for number, one in self.pending.state.items() if is_stored(number))
         stable = PutStable(offsets.stable, offsets.reset_epoch)
         begun = self.attempts.changed_since(AttemptsState())
-        return (stable, *ranges, *(table for table in tables if table is not None), *open_, *begun)
+        return (stable, *ranges, *(() if claims is None else (claims,)), *open_, *begun)
 
     # -- settling
 
@@ -259,13 +237,11 @@ class CooperativePartition:
         nothing is granted: the answer before, which granted, was lost. What is new to a member is what it did not know
         that it holds, or knew under another epoch.
 
-        Raises: InvalidRequest, FencedMemberEpoch, InconsistentGroupProtocol.
+        Raises: InvalidRequest, FencedMemberEpoch.
         """
         keys = checked(wanted)
         _check_lease(terms.lease_ms)
         with self._step(now_ms) as step:
-            if keys and self.spans:
-                raise InconsistentGroupProtocol("members take this partition record by record: join with the same mode")
             held = self.claims.hold(
                 member, generation, sequence, keys, now_ms, terms=terms, reserved=self.pending.reserved()
             )
@@ -277,60 +253,6 @@ class CooperativePartition:
                 self.attempts.granted(member, self.offsets.furthest)
             pending, horizon = tuple(self.pending.ranges()), self.attempts.horizon(member)
             return step.decided(HoldAnswer(self.progress, *held, columns, pending, horizon, begun))
-
-    # -- sharing record by record
-
-    def take(
-        self,
-        member: str,
-        count: int,
-        log_end: int,
-        now_ms: int,
-        *,
-        lease_ms: int = LEASE_MS,
-        exact_starts: bool = False,
-    ) -> Decision[Taken]:
-        """Give the member up to `count` offsets, the first free ones, in up to PIECES_MAX spans. exact_starts: as in
-        `Terms`.
-
-        Raises: InvalidRequest, BoundReached, InconsistentGroupProtocol.
-        """
-        _check_lease(lease_ms)
-        with self._step(now_ms) as step:
-            if self.claims:
-                raise InconsistentGroupProtocol("members share this partition by keys: join with the same mode")
-            pending, taken = self.pending.ranges(), list[Span]()
-            while not taken or (count and len(taken) < PIECES_MAX and not self.spans.full):
-                span = self.spans.take(
-                    member,
-                    count,
-                    self.offsets,
-                    log_end,
-                    now_ms,
-                    lease_ms=lease_ms,
-                    exact_starts=exact_starts,
-                    pending=pending,
-                )
-                if span is None:
-                    break
-                taken.append(span)
-                count -= span.end - span.first
-            begun = self.attempts.begun_of([(span.first, span.end) for span in taken])
-            return step.decided(Taken(self.progress, tuple(taken), begun))
-
-    def renew(
-        self, member: str, epochs: Iterable[int], now_ms: int, *, lease_ms: int = LEASE_MS
-    ) -> Decision[tuple[int, ...]]:
-        """Begin the leases of these spans anew; the answer: the epochs of those that the member has no more."""
-        _check_lease(lease_ms)
-        with self._step(now_ms) as step:
-            return step.decided(self.spans.renew(member, epochs, now_ms, lease_ms=lease_ms))
-
-    def give_back(self, member: str, epoch: int, now_ms: int) -> Decision[Progress]:
-        """Free the offsets of a span that are not committed. Raises: FencedMemberEpoch."""
-        with self._step(now_ms) as step:
-            self.spans.give_back(member, epoch)
-            return step.decided(self.progress)
 
     # -- committing
 
@@ -353,16 +275,16 @@ class CooperativePartition:
             passed = [through and self._begins(member, entry) for through, entry in zip(passed, entries, strict=True)]
             fenced = tuple(at for at, through in enumerate(passed) if not through)
             taken = [entry for through, entry in zip(passed, entries, strict=True) if through]
-            ranges = [pair for entry in taken if isinstance(entry, CommitEntry | SpanEntry) for pair in entry.ranges]
+            ranges = [pair for entry in taken if isinstance(entry, CommitEntry) for pair in entry.ranges]
             step.change = self.offsets.commit(ranges, log_end=log_end)
-            self._shrink(ranges)
+            self.attempts.shrink(self.offsets, ranges)
             return step.decided(CommitAnswer(self.progress, fenced))
 
     def settle(
         self,
         member: str,
         reset_epoch: int,
-        entries: Sequence[CommitEntry | SpanEntry],
+        entries: Sequence[CommitEntry],
         now_ms: int,
         *,
         log_end: int | None = None,
@@ -386,14 +308,14 @@ class CooperativePartition:
             if overlaps(ranges := merged(ranges), self.pending.ranges()):
                 raise ConcurrentTransactions("whether these offsets are committed is not known yet: ask again")
             if apart is not None:
-                keys = [entry.keys for entry in entries if isinstance(entry, CommitEntry)]
+                keys = [entry.keys for entry in entries]
                 self.pending.reserve(apart, 0, ranges, keys)
             else:
                 step.change = self.offsets.commit(ranges)
-                self._shrink(ranges)
+                self.attempts.shrink(self.offsets, ranges)
             return step.decided(SettleAnswer(self.progress))
 
-    def waits(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry | SpanEntry]) -> bool:
+    def waits(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry]) -> bool:
         """True if a settle would be accepted but is not next: an offset before its first one is not committed."""
         ranges = [pair for entry in entries for pair in entry.ranges]
         if reset_epoch != self.offsets.reset_epoch or min(ranges)[0] <= self.offsets.stable:
@@ -404,7 +326,7 @@ class CooperativePartition:
         """It is known what became of the outputs of a settle that was reserved under this number."""
         return self._completed(number, 0, now_ms, committed=committed)
 
-    def _refused(self, member: str, entries: Sequence[CommitEntry | SpanEntry], ranges: Sequence[Pair]) -> SettleAnswer:
+    def _refused(self, member: str, entries: Sequence[CommitEntry], ranges: Sequence[Pair]) -> SettleAnswer:
         fenced = [pair for entry in entries if not self._lets_through(member, entry) for pair in entry.ranges]
         open_ = [one for pair in ranges for one in self.offsets.uncommitted(*pair)]
         committed = minus(merged(ranges), merged(open_))
@@ -419,7 +341,7 @@ class CooperativePartition:
         member: str,
         reset_epoch: int,
         producer: tuple[int, int],
-        entries: Sequence[CommitEntry | SpanEntry],
+        entries: Sequence[CommitEntry],
         now_ms: int,
         *,
         log_end: int | None = None,
@@ -437,7 +359,7 @@ class CooperativePartition:
                 )
             ranges = [pair for entry in entries for pair in entry.ranges]
             self.offsets.undo(self.offsets.commit(ranges, log_end=log_end))  # it raises what the end could not
-            keys = [entry.keys for entry in entries if isinstance(entry, CommitEntry)]
+            keys = [entry.keys for entry in entries]
             pending = self.pending.reserve(*producer, ranges, keys)
             return step.decided(self.progress, PutPending(producer[0], pending))
 
@@ -452,9 +374,7 @@ class CooperativePartition:
                 return step.decided(Completed(self.progress, ()))
             if committed:
                 step.change = self.offsets.commit(ranges, bounded=False)
-                self._shrink(ranges)
-            elif ranges:
-                self.spans.look_from(ranges[0].first)
+                self.attempts.shrink(self.offsets, ranges)
             dropped = (DropPending(producer_id),) if is_stored(producer_id) else ()
             return step.decided(Completed(self.progress, tuple(ranges)), *dropped)
 
@@ -476,7 +396,6 @@ class CooperativePartition:
         """The member is gone, and stopped before: what it has is free."""
         with self._step(now_ms) as step:
             self.claims.leave(member)
-            self.spans.leave(member)
             return step.decided(self.progress)
 
     def lapse(self, now_ms: int) -> Decision[Progress]:
@@ -493,8 +412,6 @@ class CooperativePartition:
         """Follow a log that was cut at `end`: E grows, so what members have of it is fenced; they read again."""
         with self._step(now_ms) as step:
             step.change = self.offsets.truncate(end)
-            self.attempts.abandon(self.spans.state.spans)
-            self.spans.clear()
             self.attempts.cut(end)
             changed = filter(is_stored, self.pending.cut(end))
             return step.decided(self.progress, *(PutPending(one, self.pending.state[one]) for one in changed))
@@ -504,7 +421,6 @@ class CooperativePartition:
         with self._step(now_ms) as step:
             self.check_unused()
             step.change = self.offsets.reset(offset)
-            self.spans.clear()
             self.attempts.clear()
             return step.decided(self.progress)
 
@@ -512,23 +428,18 @@ class CooperativePartition:
 
     def _passed(self, step: _Step, change: Change) -> Decision[CommitAnswer]:
         step.change = change
-        self._shrink([(0, self.offsets.stable)])
+        self.attempts.shrink(self.offsets, [(0, self.offsets.stable)])
         return step.decided(CommitAnswer(self.progress, (), change.lost))
 
     def _begins(self, member: str, entry: Entry) -> bool:
         """Count starts, if the entry is of some; False: there is no room for more records, others are to end first."""
-        if isinstance(entry, CommitEntry | SpanEntry):
+        if isinstance(entry, CommitEntry):
             return True
-        horizon = entry.horizon if isinstance(entry, StartEntry) else 0
         try:
-            self.attempts.begin(member, entry.starts, horizon, self.offsets)
+            self.attempts.begin(member, entry.starts, entry.horizon, self.offsets)
         except BoundReached:
             return False
         return True
-
-    def _shrink(self, touched: Sequence[Pair]) -> None:
-        self.spans.shrink(self.offsets, touched)
-        self.attempts.shrink(self.offsets, touched)
 
     def _check_epoch(self, reset_epoch: int) -> None:
         if reset_epoch != self.offsets.reset_epoch:
@@ -537,24 +448,18 @@ class CooperativePartition:
             )
 
     def _lets_through(self, member: str, entry: Entry) -> bool:
-        if isinstance(entry, CommitEntry | StartEntry):
-            return self.claims.holds(member, entry.epoch, entry.keys)
-        ranges = entry.ranges if isinstance(entry, SpanEntry) else [(at, at + 1) for at, _ in entry.starts]
-        return all(
-            self.spans.holds(member, entry.epoch, pair) or not self.offsets.uncommitted(*pair) for pair in ranges
-        )
+        return self.claims.holds(member, entry.epoch, entry.keys)
 
     def _back_to(self, before: _Before) -> None:
-        self.claims.state, self.spans.state, self.pending.state, self.attempts.state = before
+        self.claims.state, self.pending.state, self.attempts.state = before
 
     @contextmanager
     def _step(self, now_ms: int | None) -> Generator[_Step]:
         """One decision. What lapsed goes with it; if it raises, nothing has changed."""
-        before = _Before(self.claims.state, self.spans.state, self.pending.state, self.attempts.state)
+        before = _Before(self.claims.state, self.pending.state, self.attempts.state)
         try:
             if now_ms is not None:
                 self.attempts.ended(self.claims.lapse(now_ms))
-                self.attempts.abandon(self.spans.lapse(now_ms))
             yield _Step(self, self._decisions, before)
         except CoreError:
             self._back_to(before)
@@ -573,7 +478,7 @@ class _Step:
     def decided(self, answer: Answer, *pending: Mutation) -> Decision[Answer]:
         """Gather what is to be written: it counts from now on."""
         partition, before = self._partition, self._before
-        tables = (partition.claims.changed_since(before.claims), partition.spans.changed_since(before.spans))
+        claims = partition.claims.changed_since(before.claims)
         offsets = () if self.change is None else self.change.mutations
         if partition.claims.state is not before.claims:
             partition.attempts.follow(claim.member for claim in partition.claims.state.claims)
@@ -581,7 +486,7 @@ class _Step:
         if not attempts.grew_since(before.attempts):  # one table, written first or last
             attempts.forget(partition.offsets.stable)
         counted, dropped = attempts.counted_since(before.attempts), attempts.dropped_since(before.attempts)
-        mutations = (*counted, *offsets, *pending, *(table for table in tables if table is not None), *dropped)
+        mutations = (*counted, *offsets, *pending, *(() if claims is None else (claims,)), *dropped)
         decision = Decision(answer, mutations, before, self.change)
         self._decisions.begin(decision)
         return decision

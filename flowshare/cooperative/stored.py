@@ -4,7 +4,7 @@ whatever names the group and the partition.
     0x00                       S and E
     0x01 first offset (8)      a committed range behind S: its end, and the E that it belongs to
     0x02                       all claims, and the epoch of the newest one
-    0x03                       all spans, and the epoch of the newest one
+    0x03                       offsets that members had whatever their keys: read, and deleted (`_spans`)
     0x04 producer id (8)       what is pending of an open transaction
     0x05 offset (8)            how often a record was begun that is not committed
     0x06                       what members that are gone may have begun, and the horizons of those that are here
@@ -29,11 +29,12 @@ from flowshare.cooperative.claims import Claims
 from flowshare.cooperative.offsets import CommittedOffsets
 from flowshare.cooperative.partition import PartitionState
 from flowshare.cooperative.pending import Pending
-from flowshare.cooperative.spans import Spans
 from flowshare.cooperative.types import (
+    WHOLE,
     Claim,
     DropPending,
     DropRange,
+    DropSpans,
     DropStarts,
     Holder,
     Horizon,
@@ -45,11 +46,9 @@ from flowshare.cooperative.types import (
     PutPending,
     PutRange,
     PutReaches,
-    PutSpans,
     PutStable,
     PutStarts,
     Reach,
-    Span,
 )
 from flowshare.core_errors import StateCorrupt
 from flowshare.sealing import seal, unseal
@@ -93,8 +92,8 @@ def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
             places = {holder.member: at for at, holder in enumerate(holders)}
             rows = [(first, end, places[member], of) for first, end, member, of in claims]
             return CLAIMS_KEY, _sealed(orjson.dumps([epoch, [list(one) for one in holders], rows]))
-        case PutSpans(epoch, spans):
-            return SPANS_KEY, _sealed(orjson.dumps([epoch, [(*span[:5], span.exact_starts) for span in spans]]))
+        case DropSpans():
+            return SPANS_KEY, None
         case PutPending(producer_id, (producer_epoch, ranges, keys)):
             body = [producer_epoch, [tuple(one) for one in ranges], [tuple(one) for one in keys]]
             return PENDING_KEY + _number.pack(producer_id), _sealed(orjson.dumps(body))
@@ -110,15 +109,16 @@ def _encode_attempts(mutation: PutStarts | DropStarts | PutReaches) -> tuple[byt
             return STARTS_KEY + _number.pack(offset), _sealed(_number.pack(starts))
         case DropStarts(offset):
             return STARTS_KEY + _number.pack(offset), None
-        case PutReaches(reaches, horizons, abandoned):
-            return REACHES_KEY, _sealed(orjson.dumps([list(map(tuple, one)) for one in (reaches, horizons, abandoned)]))
+        case PutReaches(reaches, horizons):
+            return REACHES_KEY, _sealed(orjson.dumps([list(map(tuple, one)) for one in (reaches, horizons)]))
 
 
 def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | None:
     """The partition that these entries are of; None without that of S: there is no partition, or none any more. Every
     lease begins now. Raises: StateCorrupt."""
-    claims, spans, pending = Claims(), Spans(), dict[int, PendingOffsets]()
+    claims, pending = Claims(), dict[int, PendingOffsets]()
     begun: list[tuple[bytes, bytes]] = []
+    spans: list[tuple[int, int]] | None = None
     stable: tuple[int, int] | None = None
     ranges: list[tuple[int, int, int]] = []
     unreadable = 0
@@ -134,7 +134,7 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
         elif kind == CLAIMS_KEY:
             claims = _claims(value, now_ms)
         elif kind == SPANS_KEY:
-            spans = _spans(value, now_ms)
+            spans = _spans(value)
         elif kind == PENDING_KEY:
             pending[_unpack(_number, key[1:])[0]] = _pending(value)
         elif kind in (STARTS_KEY, REACHES_KEY):
@@ -146,9 +146,9 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
     counted = {first: end for first, end, reset_epoch in ranges if reset_epoch == stable[1]}
     offsets = CommittedOffsets(stable[0], counted.items(), stable[1])
     repair = _repair(offsets, stable, counted, [first for first, _, _ in ranges])
-    attempts, gone = _attempts(begun, offsets)
-    repair += gone
-    return Loaded(PartitionState(offsets, claims, spans, Pending(pending), attempts), unreadable, repair)
+    attempts, gone = _attempts(begun, offsets, spans or ())
+    repair += gone if spans is None else (*gone, DropSpans())
+    return Loaded(PartitionState(offsets, claims, Pending(pending), attempts), unreadable, repair)
 
 
 def _repair(
@@ -178,14 +178,11 @@ def _claims(value: bytes, now_ms: int) -> Claims:
         return Claims(int(epoch), holders, claims, now_ms=now_ms)
 
 
-def _spans(value: bytes, now_ms: int) -> Spans:
+def _spans(value: bytes) -> list[tuple[int, int]]:
+    """Read the offsets that members had of a partition, whatever their keys, in free mode, which there is no more."""
     with _readable("spans"):
-        epoch, rows = orjson.loads(unseal(value, VERSION))
-        spans = [
-            Span(int(first), int(end), str(member), int(of), int(lease_ms), 0, bool(exact_starts))
-            for first, end, member, of, lease_ms, exact_starts in rows
-        ]
-        return Spans(int(epoch), spans, now_ms=now_ms)
+        _, rows = orjson.loads(unseal(value, VERSION))
+        return [(int(first), int(end)) for first, end, *_, exact_starts in rows if not exact_starts]
 
 
 def _pending(value: bytes) -> PendingOffsets:
@@ -199,28 +196,34 @@ def _pending(value: bytes) -> PendingOffsets:
 
 
 def _attempts(
-    entries: Iterable[tuple[bytes, bytes]], offsets: CommittedOffsets
+    entries: Iterable[tuple[bytes, bytes]], offsets: CommittedOffsets, free: Iterable[tuple[int, int]]
 ) -> tuple[Attempts, tuple[Mutation, ...]]:
-    """Load the starts, and return the mutations that drop useless entries with them."""
-    reaches = PutReaches((), ())
+    """Load the starts, and return the mutations that drop useless entries with them. free: offsets that members had
+    whatever their keys, and may have begun: all records before their end count as begun once."""
+    reaches, horizons, abandoned = list[Reach](), list[Horizon](), list(free)
     starts: dict[int, int] = {}
     for key, value in entries:
         if key[:1] == REACHES_KEY:
-            reaches = _reaches(value)
+            reaches, horizons, left = _reaches(value)
+            abandoned += left
         else:
             starts[_unpack(_number, key[1:])[0]] = _unpack(_number, unseal(value, VERSION))[0]
     gone = tuple(DropStarts(at) for at in starts if offsets.is_committed(at))
-    left = {at: n for at, n in starts.items() if not offsets.is_committed(at)}
-    return Attempts(reaches.reaches, left, reaches.horizons, reaches.abandoned), gone
+    attempts = Attempts(reaches, {at: n for at, n in starts.items() if not offsets.is_committed(at)}, horizons)
+    before, end = attempts.state, max((end for _, end in abandoned), default=0)
+    if end > offsets.stable:
+        attempts.reach(*WHOLE[0], end)
+    return attempts, (*gone, *attempts.changed_since(before))
 
 
-def _reaches(value: bytes) -> PutReaches:
+def _reaches(value: bytes) -> tuple[list[Reach], list[Horizon], list[tuple[int, int]]]:
+    """Read reaches and horizons, and offsets of spans that ended (`_spans`), which older entries have."""
     with _readable("reaches"):
-        reaches, horizons, abandoned = orjson.loads(unseal(value, VERSION))
-        return PutReaches(
-            tuple(Reach(int(first), int(end), int(before)) for first, end, before in reaches),
-            tuple(Horizon(str(member), int(offset)) for member, offset in horizons),
-            tuple(OffsetRange(int(first), int(end)) for first, end in abandoned),
+        reaches, horizons, *old = orjson.loads(unseal(value, VERSION))
+        return (
+            [Reach(int(first), int(end), int(before)) for first, end, before in reaches],
+            [Horizon(str(member), int(offset)) for member, offset in horizons],
+            [(int(first), int(end)) for left in old for first, end in left],
         )
 
 

@@ -1,4 +1,4 @@
-"""The words of cooperative groups: ranges, claims, spans, what members commit, and the mutations that are written.
+"""The words of cooperative groups: ranges, claims, what members commit, and the mutations that are written.
 
 All ranges are half-open: `first` belongs to them, `end` does not. Times are milliseconds, `_ms`.
 """
@@ -107,19 +107,6 @@ class Blocked(NamedTuple):
     since_ms: int
 
 
-class Span(NamedTuple):
-    """Offsets that one member has in free mode, whatever their keys. deadline_ms: when they are free again.
-    exact_starts: as in `Terms`."""
-
-    first: int
-    end: int
-    member: str
-    epoch: int
-    lease_ms: int
-    deadline_ms: int
-    exact_starts: bool = False
-
-
 class Reach(NamedTuple):
     """Of keys with these hashes what lies before an offset may have been begun by a member that is gone."""
 
@@ -176,11 +163,8 @@ class PutClaims(NamedTuple):
     claims: tuple[Claim, ...]
 
 
-class PutSpans(NamedTuple):
-    """All spans, and the epoch of the newest one there ever was."""
-
-    epoch: int
-    spans: tuple[Span, ...]
+class DropSpans(NamedTuple):
+    """Offsets that members had of a partition, whatever their keys, are free: nothing writes them any more."""
 
 
 class PutPending(NamedTuple):
@@ -210,12 +194,10 @@ class DropStarts(NamedTuple):
 
 
 class PutReaches(NamedTuple):
-    """The records that gone members may have begun, and the horizons of the present members. abandoned: offsets of
-    spans that ended, ascending and disjoint."""
+    """The records that gone members may have begun, and the horizons of the present members."""
 
     reaches: tuple[Reach, ...]
     horizons: tuple[Horizon, ...]
-    abandoned: tuple[OffsetRange, ...] = ()
 
 
 Mutation = (
@@ -223,7 +205,7 @@ Mutation = (
     | PutStable
     | DropRange
     | PutClaims
-    | PutSpans
+    | DropSpans
     | PutPending
     | DropPending
     | PutStarts
@@ -240,13 +222,6 @@ class CommitEntry(NamedTuple):
     ranges: Sequence[tuple[int, int]]
 
 
-class SpanEntry(NamedTuple):
-    """Offsets out of the span of this epoch."""
-
-    epoch: int
-    ranges: Sequence[tuple[int, int]]
-
-
 class StartEntry(NamedTuple):
     """Starts of records whose keys lie in `keys`: (offset, how often then), and the member's horizon (`attempts`)."""
 
@@ -256,11 +231,4 @@ class StartEntry(NamedTuple):
     horizon: int
 
 
-class SpanStartEntry(NamedTuple):
-    """Starts of records out of the span of this epoch: as `StartEntry`."""
-
-    epoch: int
-    starts: Sequence[tuple[int, int]]
-
-
-Entry = CommitEntry | SpanEntry | StartEntry | SpanStartEntry
+Entry = CommitEntry | StartEntry

@@ -181,7 +181,7 @@ def of_cooperative(group: str, part: PartitionOffsets, now_ms: int, *, log_end: 
         furthest=part.furthest,
         span=part.furthest - part.stable,
         held_keys=held_share(part),
-        holders=len({one.member_id for one in (*part.claims, *part.spans)}),
+        holders=len({one.member_id for one in part.claims}),
         blocked_handovers=len(part.waits),
         handover_wait_s=(longest_wait_ms(part) or 0) / 1000,
         overlaps=part.overlaps,

@@ -31,7 +31,7 @@ from flowshare.protocol.private import TEXT_MAX, Number, read, write
 from flowshare.protocol.settle_codec import output_pieces, problem_of_outputs, read_outputs
 
 if TYPE_CHECKING:
-    from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
+    from flowshare.protocol.messages.cooperative import CommitEntry
 
 _START: Final = struct.Struct(">iB")
 """The start of an answer: correlation id, no tags."""
@@ -91,7 +91,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> CooperativeSettl
         topic_id=told.topic_id,
         partition=told.partition,
         reset_epoch=told.reset_epoch,
-        entries=cast("tuple[CommitEntry | SpanEntry, ...]", tuple(map(entry_of, told.entries))),
+        entries=cast("tuple[CommitEntry, ...]", tuple(map(entry_of, told.entries))),
         outputs=read_outputs(reader),
         ordered=told.ordered,
         generation=told.generation,

@@ -354,7 +354,6 @@ COOPERATIVE_HISTOGRAMS: Final[Mapping[str, tuple[str, str]]] = {
 COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
     "holds": ("cooperative_holds", "Requests of members of cooperative groups to hold keys, renewals included."),
     "commits": ("cooperative_commits", "Requests to commit records."),
-    "takes": ("cooperative_takes", "Requests to take records (free mode)."),
     "settles": ("cooperative_settles", "Commits in one step with outputs."),
     "failed_settles": ("cooperative_settles_failed", "Those that were refused."),
     "parked": ("cooperative_settles_parked", "How often one waited for the offsets before its own."),
@@ -363,7 +362,7 @@ COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
     "loads": ("cooperative_partition_loads", "Partitions of cooperative groups read from the store."),
     "blocked": ("cooperative_blocked_keys", "Ranges of keys that were asked for while another member held them."),
     "overlaps": ("cooperative_overlaps", "Ranges of keys that were taken from a member before it gave them back."),
-    "lapsed": ("cooperative_leases_lapsed", "Claims and spans whose lease ended."),
+    "lapsed": ("cooperative_leases_lapsed", "Claims whose lease ended."),
     "fenced": ("cooperative_commits_fenced", "Entries of commits whose member held the keys no more."),
     "lost": ("cooperative_records_lost", "Records that were deleted before anybody had finished them."),
     "resets": ("cooperative_resets", "Partitions that began anew where somebody had set the group's offset."),

@@ -34,11 +34,10 @@ async def served(path: Path) -> AsyncIterator[str]:
         await backend.close()
 
 
-@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("share", ["auto", "native"])
-async def test_a_cooperative_consumer_reads_and_commits(tmp_path: Path, free: bool, share: str) -> None:
+async def test_a_cooperative_consumer_reads_and_commits(tmp_path: Path, share: str) -> None:
     async with served(tmp_path / "log") as url:
-        async with fs.CooperativeConsumer(f"{url}?share={share}", ["orders"], group_id="g", free=free) as consumer:
+        async with fs.CooperativeConsumer(f"{url}?share={share}", ["orders"], group_id="g") as consumer:
             seen: list[bytes | None] = []
             while len(seen) < 10:
                 for record in await consumer.poll(30.0):
@@ -49,6 +48,27 @@ async def test_a_cooperative_consumer_reads_and_commits(tmp_path: Path, free: bo
         async with fs.ShareAdmin(url) as admin:
             assert await admin.cooperative.names() == ["g"]
             assert sum(one.stable for one in await admin.cooperative.offsets("g")) == 10
+
+
+async def test_a_share_consumer_settles_with_outputs_and_releases_with_a_delay(tmp_path: Path) -> None:
+    settings = fs.ConsumerSettings(acknowledgement_mode="explicit")
+    async with served(tmp_path / "log") as url, fs.Broker(url) as broker:
+        admin = fs.ShareAdmin(broker)
+        await admin.create_topic("out", partitions=1)
+        await admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest"})
+        consumer = fs.ShareConsumer(broker, ["orders"], group_id="g", settings=settings)
+        attempts: dict[bytes, int] = {}
+        while len(attempts) < 10 or attempts[b"3"] < 2:
+            for record in await consumer.poll(1.0):
+                assert record.value is not None
+                attempts[record.value] = record.attempt
+                if record.value == b"3" and record.attempt == 1:
+                    consumer.release(record, delay=0.2)
+                else:
+                    assert await consumer.settle([record], {"out": [record.value]})
+        assert sum(one.lag for one in await admin.group_offsets("g")) == 0
+        assert attempts == {**dict.fromkeys((b"%d" % number for number in range(10)), 1), b"3": 2}
+        assert (await admin.offsets("out", 0)).high_watermark == 10
 
 
 async def test_agents_find_there_what_they_ask_for(tmp_path: Path) -> None:

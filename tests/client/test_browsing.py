@@ -213,30 +213,6 @@ async def test_a_cooperative_group_is_browsed_in_the_same_form(clock):
         await within(clock, 10, consumer.close())
 
 
-async def test_records_that_a_member_of_a_free_group_has_are_its_own(clock):
-    async with world_on(clock) as world:
-        await world.send(*[b"%d" % number for number in range(6)])
-        consumer = CooperativeConsumer(world.connect, group_id="c", clock=clock, free=True)
-        consumer.subscribe(["orders"])
-        seen = 0
-        while seen < 6:
-            for record in await within(clock, 10, consumer.poll(5.0)):
-                seen += 1
-                if record.offset in (0, 3):
-                    consumer.commit(record)
-        await within(clock, 10, consumer.commit_sync())
-
-        page = await world.admin.browse("c", "orders", 0)
-
-        assert page.start_offset == 1
-        assert [(one.first, one.last) for one in page.runs if one.state == "committed"] == [(3, 3)]
-        claimed = {one.member_id for one in page.runs if one.state == "claimed"}
-        assert len(claimed) == 1
-        assert claimed != {""}
-        assert page.claims == ()
-        await within(clock, 10, consumer.close())
-
-
 def native(server, *, state):
     """A broker of Kafka's that leads the group itself."""
     part = m.SharePartitionOffsets(topic="orders", topic_id=ORDERS, partition=0, start_offset=2, lag=5)

@@ -163,47 +163,6 @@ CLAIMS = (
     ),
     Mutant("overlaps are not counted", "claims", "taken=counts.taken + len(taken)", "taken=counts.taken"),
 )
-SPANS = (
-    Mutant(
-        "a span of anybody lets a commit through",
-        "spans",
-        "span.member == member and span.epoch == epoch and",
-        "span.epoch == epoch and",
-    ),
-    Mutant(
-        "a span of before lets a commit through",
-        "spans",
-        "span.member == member and span.epoch == epoch and",
-        "span.member == member and",
-    ),
-    Mutant(
-        "a span is taken over another one",
-        "spans",
-        "ends = (first + count, limit, committed.committed_next(first), _next(self.state.spans, first))",
-        "ends = (first + count, limit, committed.committed_next(first))",
-    ),
-    Mutant(
-        "what is committed is taken again",
-        "spans",
-        "max(committed.committed_end(at), _inside(taken, at)",
-        "max(_inside(taken, at), at",
-    ),
-    Mutant("a span lasts longer than its lease", "spans", "span.deadline_ms <= now_ms", "span.deadline_ms < now_ms"),
-    Mutant("what is pending is taken", "spans", "_inside(taken, at), _inside(pending, at))", "_inside(taken, at))"),
-    Mutant(
-        "a span is given back and not found again",
-        "spans",
-        "floor=min(self.state.floor, ended[0].first)",
-        "floor=self.state.floor",
-    ),
-    Mutant(
-        "a renewal of others' spans",
-        "spans",
-        "for span in self.state.spans if span.member == member} & asked",
-        "for span in self.state.spans} & asked",
-    ),
-    Mutant("epochs of spans come again", "spans", "self.state.epoch + 1", "max(1, self.state.epoch)"),
-)
 PENDING = (
     Mutant(
         "a zombie ends a transaction",
@@ -251,9 +210,6 @@ PARTITION = (
     ),
     Mutant("what is fenced is committed", "partition", "if through]", "]"),
     Mutant(
-        "spans outlive what is committed of them", "partition", "        self.spans.shrink(self.offsets, touched)\n", ""
-    ),
-    Mutant(
         "a roll-back keeps the committed set",
         "partition",
         "            self.offsets.undo(decision.change)\n",
@@ -267,7 +223,6 @@ PARTITION = (
         "        except CoreError:\n",
     ),
     Mutant("a reset while members hold something", "partition", "            self.check_unused()\n", ""),
-    Mutant("both ways of sharing at once", "partition", "if keys and self.spans:", "if False:"),
     Mutant(
         "a transaction that is aborted commits", "partition", "            if committed:\n", "            if True:\n"
     ),
@@ -289,18 +244,20 @@ STORED = (
     Mutant(
         "starts are not loaded",
         "stored",
-        "return Attempts(reaches.reaches, left,",
-        "return Attempts(reaches.reaches, {},",
-    ),
-    Mutant(
-        "what the dead had taken is not loaded", "stored", "reaches.horizons, reaches.abandoned)", "reaches.horizons)"
+        "{at: n for at, n in starts.items() if not offsets.is_committed(at)}, horizons)",
+        "{}, horizons)",
     ),
     Mutant(
         "horizons are not loaded",
         "stored",
-        "left, reaches.horizons, reaches.abandoned)",
-        "left, (), reaches.abandoned)",
+        "if not offsets.is_committed(at)}, horizons)",
+        "if not offsets.is_committed(at)}, ())",
     ),
+    Mutant(
+        "what free mode left is begun by nobody", "stored", "        attempts.reach(*WHOLE[0], end)\n", "        pass\n"
+    ),
+    Mutant("exact starts of free mode count twice", "stored", "in rows if not exact_starts]", "in rows]"),
+    Mutant("what free mode left stays in the store", "stored", "(*gone, DropSpans())", "gone"),
 )
 ASSIGNOR = (
     Mutant(
@@ -329,7 +286,7 @@ ATTEMPTS = (
     Mutant(
         "the dead have begun nothing",
         "attempts",
-        "self._reach(claim.first, claim.end, self.horizon(claim.member))",
+        "self.reach(claim.first, claim.end, self.horizon(claim.member))",
         "pass",
     ),
     Mutant(
@@ -379,38 +336,10 @@ ATTEMPTS = (
         "[] if",
     ),
     Mutant(
-        "who took and is gone has begun nothing",
+        "claims are gone before they count",
         "partition",
-        "self.attempts.abandon(self.spans.lapse(now_ms))",
-        "self.spans.lapse(now_ms)",
-    ),
-    Mutant(
-        "who took and was cut has begun nothing",
-        "partition",
-        "            self.attempts.abandon(self.spans.state.spans)\n",
-        "",
-    ),
-    Mutant(
-        "exact starts of spans count twice",
-        "attempts",
-        "for span in spans if not span.exact_starts]",
-        "for span in spans]",
-    ),
-    Mutant("exact starts of spans are not stored", "stored", "0, bool(exact_starts))", "0)"),
-    Mutant(
-        "what lies at the end of an abandoned span counts",
-        "attempts",
-        "offset < abandoned[at][1]:",
-        "offset <= abandoned[at][1]:",
-    ),
-    Mutant(
-        "starts outside of the span are taken", "partition", "else [(at, at + 1) for at, _ in entry.starts]", "else []"
-    ),
-    Mutant(
-        "spans are gone before they count",
-        "partition",
-        "mutations = (*counted, *offsets, *pending, *(table for table in tables if table is not None), *dropped)",
-        "mutations = (*offsets, *pending, *(table for table in tables if table is not None), *dropped, *counted)",
+        "mutations = (*counted, *offsets, *pending, *(() if claims is None else (claims,)), *dropped)",
+        "mutations = (*offsets, *pending, *(() if claims is None else (claims,)), *dropped, *counted)",
     ),
     Mutant(
         "what the dead left is forgotten with what is added",
@@ -419,19 +348,13 @@ ATTEMPTS = (
         "if True:",
     ),
     Mutant(
-        "who takes is told of nothing",
-        "partition",
-        "Taken(self.progress, tuple(taken), begun)",
-        "Taken(self.progress, tuple(taken))",
-    ),
-    Mutant(
         "reaches that are joined count too few",
         "attempts",
         "max(one.before for one in pair)",
         "min(one.before for one in pair)",
     ),
 )
-MUTANTS = (*OFFSETS, *CLAIMS, *SPANS, *PENDING, *PARTITION, *STORED, *ASSIGNOR, *ATTEMPTS)
+MUTANTS = (*OFFSETS, *CLAIMS, *PENDING, *PARTITION, *STORED, *ASSIGNOR, *ATTEMPTS)
 ALL: Final = (*PYTEST, "-n", "0", "tests/cooperative")
 
 
@@ -445,7 +368,6 @@ def hunt(mutants: Sequence[Mutant], tests: str) -> Hunt:
 HUNTS = (
     hunt(OFFSETS, "test_offsets"),
     hunt(CLAIMS, "test_claims"),
-    hunt(SPANS, "test_spans"),
     hunt(PENDING, "test_pending"),
     hunt(PARTITION, "test_partition"),
     hunt(STORED, "test_stored"),

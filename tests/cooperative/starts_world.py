@@ -1,7 +1,7 @@
-"""A random world of one partition whose members begin records, die with them, and give back, by keys and in free mode.
+"""A random world of one partition whose members begin records, die with them, and give back.
 
 Members obey the rules of `flowshare.cooperative.attempts`. Writes fail; the owner ends in the middle of a write, and
-the next one knows any beginning of it. Now and then nobody is there, and the next members share in the other way.
+the next one knows any beginning of it.
 
 Checked whenever a member is given something: it is told of each record at least as many starts as there were, and no
 more than the rules allow: exactly as many where nobody died with it, and where somebody did, one more if it was not
@@ -22,10 +22,7 @@ from flowshare.cooperative.stored import encode, load
 from flowshare.cooperative.types import (
     HASHES,
     CommitEntry,
-    Entry,
     KeyRange,
-    SpanEntry,
-    SpanStartEntry,
     StartEntry,
     Terms,
 )
@@ -37,12 +34,12 @@ HALVES = (KeyRange(0, HASHES // 2), KeyRange(HASHES // 2, HASHES))
 
 @dataclass
 class Member:
-    """One member: what it may begin, by offset (epoch of the claim or span, its keys), and how often it counts."""
+    """One member: what it may begin, by offset (epoch of the claim, its keys), and how often it counts."""
 
     name: str
     exact: bool
     horizon: int = 0
-    has: dict[int, tuple[int, KeyRange | None]] = field(default_factory=dict)
+    has: dict[int, tuple[int, KeyRange]] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
     doubt: dict[int, int] = field(default_factory=dict)
@@ -56,7 +53,6 @@ class StartsWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_ms = self.sequence = self.named = 0
-        self.free = self.random.random() < 0.7
         self.partition = CooperativePartition.new(0)
         self.store = {key: value for key, value in map(encode, self.partition.snapshot()) if value is not None}
         self.hashes = [self.random.randrange(HASHES) for _ in range(RECORDS)]
@@ -104,31 +100,11 @@ class StartsWorld:
     def step(self) -> None:
         """One thing happens."""
         if not self.members or (len(self.members) < 3 and self.random.random() < 0.1):
-            if not self.members and not self.partition.in_use and self.random.random() < 0.2:
-                self.free = not self.free
-                self.seen["other way"] += 1
             self.named += 1
             self.members.append(Member(f"m{self.named}", self.random.random() < 0.3))
         member = self.random.choice(self.members)
-        actions = [self.get] * 2 + [self.begin] * 5 + [self.retry] * 2 + [self.finish, self.end, self.leave, self.die]
+        actions = [self.hold] * 2 + [self.begin] * 5 + [self.retry] * 2 + [self.finish, self.leave, self.die]
         self.random.choice(actions)(member)
-
-    def get(self, member: Member) -> None:
-        """Get something to begin."""
-        if not self.free:
-            self.hold(member)
-            return
-        count = self.random.randint(1, 8)
-        answer = self.decided(
-            lambda: self.partition.take(
-                member.name, count, RECORDS, self.now_ms, lease_ms=LEASE_MS, exact_starts=member.exact
-            )
-        )
-        if answer is None:
-            self.unknown(member)
-            return
-        new = {at: (span.epoch, None) for span in answer.spans for at in range(span.first, span.end)}
-        self.given(member, new, answer.begun)
 
     def unknown(self, member: Member) -> None:
         """The member may have been given something and does not know of it; its lease ends."""
@@ -159,11 +135,11 @@ class StartsWorld:
         self.given(member, {at: one for at, one in new.items() if at not in member.has}, answer.begun)
         return True
 
-    def given(self, member: Member, new: dict[int, tuple[int, KeyRange | None]], begun: Begun) -> None:
+    def given(self, member: Member, new: dict[int, tuple[int, KeyRange]], begun: Begun) -> None:
         for at, place in new.items():
             if self.committed(at):
                 continue
-            told = starts_of(begun.reaches, dict(begun.starts), begun.abandoned, at, self.hashes[at])
+            told = starts_of(begun.reaches, dict(begun.starts), at, self.hashes[at])
             were = self.begun[at]
             assert told >= were, f"{at} was begun {were} times, and counts as {told}"
             assert told <= max(were, self.most[at]), f"{at} was begun {were} times, and counts as {told}"
@@ -173,13 +149,10 @@ class StartsWorld:
 
     def tell(self, member: Member, starts: dict[int, int]) -> bool:
         """Tell of starts; whether that is durable."""
-        by_place: dict[tuple[int, KeyRange | None], list[tuple[int, int]]] = {}
+        by_place: dict[tuple[int, KeyRange], list[tuple[int, int]]] = {}
         for at, count in starts.items():
             by_place.setdefault(member.has[at], []).append((at, count))
-        entries: list[Entry] = [
-            SpanStartEntry(epoch, told) if keys is None else StartEntry(keys, epoch, told, 0)
-            for (epoch, keys), told in by_place.items()
-        ]
+        entries = [StartEntry(keys, epoch, told, 0) for (epoch, keys), told in by_place.items()]
         answer = self.decided(lambda: self.partition.commit(member.name, 0, entries, self.now_ms))
         if answer is None:
             member.doubt.update(starts)
@@ -197,7 +170,7 @@ class StartsWorld:
             return
         at = self.random.choice(waiting)
         attempt = member.counts[at] + 1
-        first = attempt == 1 and not member.exact and (self.free or at < member.horizon)
+        first = attempt == 1 and not member.exact and at < member.horizon
         if not first and member.told[at] < attempt and not self.tell(member, {at: attempt}):
             return
         member.counts[at] = attempt
@@ -215,23 +188,11 @@ class StartsWorld:
             return
         at = self.random.choice(sorted(member.in_flight))
         epoch, keys = member.has[at]
-        entry = SpanEntry(epoch, [(at, at + 1)]) if keys is None else CommitEntry(keys, epoch, [(at, at + 1)])
+        entry = CommitEntry(keys, epoch, [(at, at + 1)])
         if self.decided(lambda: self.partition.commit(member.name, 0, [entry], self.now_ms)) is not None:
             del member.has[at]
             member.in_flight.discard(at)
             self.seen["committed"] += 1
-
-    def end(self, member: Member) -> None:
-        """Give one span back of which nothing is in flight; what was begun of it is told before."""
-        self.drop_committed(member)
-        free = {member.has[at][0] for at in member.has} - {member.has[at][0] for at in member.in_flight}
-        if not self.free or not free:
-            return
-        epoch = self.random.choice(sorted(free))
-        offsets = [at for at, (of, _) in member.has.items() if of == epoch]
-        if self.owed(member, offsets):
-            answer = self.decided(lambda: self.partition.give_back(member.name, epoch, self.now_ms))
-            self.lets_go(member, offsets, known=answer is not None)
 
     def drop_committed(self, member: Member) -> None:
         """Drop committed records from the member, after a commit whose answer was lost."""
@@ -263,22 +224,10 @@ class StartsWorld:
         survivors = [one for one in self.members if one is not member]
         for _ in range(2):
             self.now_ms += LEASE_MS * 6 // 10
-            survivors = [one for one in survivors if self.renews(one)]
+            survivors = [one for one in survivors if self.hold(one)]
         for one in [one for one in self.members if one not in survivors]:
             self.seen["died"] += 1
             self.lets_go(one, list(one.has), known=False)
         self.members = survivors
         while self.decided(lambda: self.partition.lapse(self.now_ms)) is None:
             self.seen["lapsed late"] += 1
-
-    def renews(self, member: Member) -> bool:
-        """Renew the member's lease; True if the lease goes on."""
-        if not self.free:
-            return self.hold(member)
-        epochs = {epoch for epoch, _ in member.has.values()}
-        lost = self.decided(lambda: self.partition.renew(member.name, epochs, self.now_ms, lease_ms=LEASE_MS))
-        gone = [at for at, (epoch, _) in member.has.items() if epoch in (lost or ())]
-        assert all(map(self.committed, gone)), "what a member renews is its own, unless all of it is committed"
-        self.lets_go(member, gone, known=True)
-        member.in_flight.difference_update(gone)
-        return lost is not None

@@ -6,7 +6,6 @@ told, mutation by mutation; `crash n …` writes the first n of the step only, a
     begin S [a,b)…                      a partition with these ranges; `m` holds all keys (epoch 1), but with free=yes
     commit [a,b)… by=m keys=[0,8) epoch=1 e=0 end=   => s= r= m= e= log=
     hold M [a,b)… g=1 mode=strict       => held=[0,4)M@1,… blocked=[4,8)M1,… taken= superseded=
-    take M n end= / renew / back        => span=[a,b)@1
     sequential, logstart, truncate, reset, lapse, leave, wait ms, restart
     reserve M pid epoch [a,b)… / complete pid epoch commit|abort / park pid [a,b)… g=1 / expire / rebalance g
     open [a,b)                          => free=[a,b)…
@@ -38,7 +37,6 @@ from flowshare.cooperative.types import (
     PutPending,
     PutRange,
     PutStable,
-    SpanEntry,
     Terms,
 )
 from flowshare.core_errors import CoreError
@@ -176,10 +174,8 @@ class CooperativeSubject:
         self.store = {key: value for key, value in map(encode, self.partition.snapshot()) if value is not None}
         return Outcome("ok", self.fields())
 
-    def entries(self, words: list[str], options: dict[str, str]) -> list[CommitEntry | SpanEntry]:
+    def entries(self, words: list[str], options: dict[str, str]) -> list[CommitEntry]:
         ranges, epoch = pairs(words), int(options.get("epoch", 1))
-        if "span" in options:
-            return [SpanEntry(int(options["span"]), ranges)]
         first, end = pairs([options.get("keys", "[0,8)")])[0]
         return [CommitEntry(KeyRange(first * UNIT, end * UNIT), epoch, ranges)]
 
@@ -291,13 +287,6 @@ class CooperativeSubject:
         self.now_ms += int(words[0])
         self.write(self.partition.lapse(self.now_ms))
         return self.do_claims([], {})
-
-    def do_take(self, words: list[str], options: dict[str, str]) -> Outcome:
-        decision = self.partition.take(words[0], int(words[1]), int(options["end"]), self.now_ms, lease_ms=LEASE_MS)
-        self.write(decision)
-        return Outcome(
-            "ok", {"span": ",".join(f"{told([one[:2]])}@{one.epoch}" for one in decision.answer.spans) or "none"}
-        )
 
     def do_manual(self, words: list[str], options: dict[str, str]) -> Outcome:
         keys = assigned([(first * UNIT, end * UNIT) for first, end in pairs(words)])

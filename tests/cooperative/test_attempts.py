@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowshare.cooperative import attempts as attempts_module
-from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun, begun_within, starts_of
+from flowshare.cooperative.attempts import Attempts, AttemptsState, starts_of
 from flowshare.cooperative.offsets import CommittedOffsets
 from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import encode, load
@@ -21,15 +21,11 @@ from flowshare.cooperative.types import (
     DropStarts,
     Horizon,
     KeyRange,
-    OffsetRange,
+    PutClaims,
     PutReaches,
-    PutSpans,
     PutStable,
     PutStarts,
     Reach,
-    Span,
-    SpanEntry,
-    SpanStartEntry,
     StartEntry,
     Terms,
 )
@@ -83,18 +79,10 @@ class Group:
     def told(self, offset, hash_=5):
         return self.partition.attempts.told(offset, hash_)
 
-    def take(self, member, count=10, *, exact=False):
-        """Take offsets of a log of a hundred; the answer."""
-        return self.write(self.partition.take(member, count, 100, self.now, lease_ms=1_000, exact_starts=exact))
-
-    def begin_span(self, member, *starts, epoch=None):
-        known = self.partition.spans.of(member)[0].epoch if epoch is None else epoch
-        return self.write(self.partition.commit(member, 0, [SpanStartEntry(known, starts)], self.now))
-
 
 def known(begun, offset, hash_=5):
     """As how often begun a member takes a record that is told this."""
-    return starts_of(begun.reaches, dict(begun.starts), begun.abandoned, offset, hash_)
+    return starts_of(begun.reaches, dict(begun.starts), offset, hash_)
 
 
 def test_what_a_dead_member_may_have_begun_counts_once_up_to_its_horizon():
@@ -313,174 +301,39 @@ def test_no_member_is_told_of_fewer_starts_than_there_were(seed):
             group.partition = CooperativePartition(loaded.state)
 
 
-# -- in free mode
-
-
-def test_what_a_dead_member_had_taken_counts_once_and_nothing_behind_it():
+def test_what_counts_more_is_written_before_a_claim_is_gone_and_what_counts_less_behind():
     group = Group()
-    group.take("a")
-    group.dies()
-
-    answer = group.take("b", 20)
-    assert [known(answer.begun, at) for at in (0, 9, 10, 19)] == [1, 1, 0, 0]
-    assert answer.begun == Begun((), (), (OffsetRange(0, 10),))
-
-
-def test_who_takes_offsets_is_told_of_these_alone():
-    group = Group()
-    group.take("a", 20)
-    group.begin_span("a", (3, 2), (15, 2))
-    group.dies()
-
-    assert group.take("b", 10).begun == Begun((), ((3, 2),), (OffsetRange(0, 10),))
-    assert group.take("c", 90).begun == Begun((), ((15, 2),), (OffsetRange(10, 20),))
-
-
-def test_what_is_given_back_of_a_span_or_left_counts_as_often_as_its_member_said():
-    group = Group()
-    group.take("a", 5)
-    group.begin_span("a", (1, 1))
-    group.write(group.partition.give_back("a", 1, 0))
-    group.take("b", 5)
-    group.begin_span("b", (1, 2), (3, 1))
-    group.write(group.partition.leave("b", 0))
-
-    assert group.take("c").begun == Begun((), ((1, 2), (3, 1)), ())
-
-
-def test_a_record_that_kills_each_of_its_takers_counts_all_of_them_and_its_neighbours_one():
-    group = Group()
-    for death in range(1, 6):
-        group.take(f"m{death}")
-        if death > 1:
-            group.begin_span(f"m{death}", (4, death))
-        group.dies()
-        assert (group.told(4), group.told(5)) == (death, 1)
-
-
-def test_of_a_taker_with_exact_starts_only_what_it_told_counts():
-    group = Group()
-    group.take("a", exact=True)
-    group.begin_span("a", (4, 1), (6, 1))
-    group.begin_span("a", (6, 0))
-    group.partition = CooperativePartition(load(group.stored.items(), now_ms=0).state)
-    group.dies()
-
-    assert group.take("b").begun == Begun((), ((4, 1),), ())
-
-
-def test_starts_outside_of_the_members_span_are_fenced():
-    group = Group()
-    group.take("a")
-    group.take("b")
-    assert group.begin_span("a", (9, 2)).fenced == ()
-    assert group.begin_span("a", (9, 3), (10, 2)).fenced == (0,)
-    assert group.begin_span("b", (9, 3), epoch=1).fenced == (0,)
-    group.dies()
-    group.take("a")
-
-    assert group.begin_span("a", (3, 9), epoch=1).fenced == (0,)
-    assert (group.told(3), group.told(9)) == (1, 2)
-
-
-def test_where_there_is_no_room_for_more_starts_of_spans_they_are_refused(monkeypatch):
-    monkeypatch.setattr(attempts_module, "STARTS_MAX", 2)
-    group = Group()
-    group.take("a")
-    group.begin_span("a", (1, 2), (2, 2))
-
-    assert group.begin_span("a", (3, 2)).fenced == (0,)
-    assert group.begin_span("a", (2, 3)).fenced == ()
-
-
-def test_what_the_dead_had_taken_is_forgotten_when_all_before_its_end_is_committed():
-    group = Group()
-    group.take("a", 5)
-    group.take("b", 5)
-    group.dies()
-    group.take("c", 10)
-    group.write(group.partition.commit("c", 0, [SpanEntry(3, [(0, 9)])], group.now))
-    assert group.partition.attempts.state.abandoned == (OffsetRange(0, 10),)
-    group.write(group.partition.commit("c", 0, [SpanEntry(3, [(9, 10)])], group.now))
-
-    assert group.partition.attempts.state == AttemptsState()
-    assert load(group.stored.items(), now_ms=0).state.attempts.state == AttemptsState()
-
-
-def test_a_cut_takes_spans_from_their_members_and_leaves_nothing_behind_it():
-    group = Group()
-    group.take("a", 20)
-    group.write(group.partition.truncate(5, group.now))
-    assert group.partition.attempts.state.abandoned == (OffsetRange(0, 5),)
-    assert group.take("b", 20).begun.abandoned == (OffsetRange(0, 5),)
-
-    other = Group()
-    other.hold("a")
-    other.dies()
-    other.write(other.partition.truncate(5, other.now))
-    assert (other.told(4), other.told(5)) == (1, 0)
-    group.dies()
-    group.write(group.partition.reset(0, group.now))
-    assert group.told(3) == 0
-
-
-def test_who_shares_in_the_other_way_is_told_of_the_dead_too():
-    group = Group()
-    group.take("a")
-    group.dies()
-    answer = group.hold("b", UPPER)
-    assert [known(answer.begun, at) for at in (9, 10)] == [1, 0]
-    group.begin("b", horizon=15, keys=UPPER)
-    group.dies()
-
-    answer = group.take("c", 30)
-    assert [known(answer.begun, at, HASHES - 1) for at in (9, 10, 14)] == [1, 1, 1]
-    assert [known(answer.begun, at) for at in (9, 10)] == [1, 0]
-    reaches = (Reach(0, 5, 9),)
-    told = begun_within(reaches, {}, (), [(10, 20)])
-    assert told.reaches == reaches, "all of them each time: a member keeps the newest, for what it took before, too"
-
-
-def test_offsets_of_the_dead_in_too_many_pieces_are_joined_and_count_too_many(monkeypatch):
-    monkeypatch.setattr(attempts_module, "REACHES_MAX", 4)
-    left = Attempts()
-    for at in range(10):
-        left.abandon([Span(10 * at, 10 * at + 5, "a", at, 1_000, 0)])
-
-    assert len(left.state.abandoned) <= 4
-    assert all(left.told(10 * at + 4, 0) == 1 for at in range(10))
-
-
-def test_what_counts_more_is_written_before_a_span_is_gone_and_what_counts_less_behind():
-    group = Group()
-    group.take("a")
-    group.begin_span("a", (2, 2))
+    group.hold("a")
+    group.begin("a", (2, 2))
     group.now += 1_000
-    taken = group.partition.take("b", 10, 100, group.now, lease_ms=1_000)
-    assert [type(one) for one in taken.mutations] == [PutReaches, PutSpans]
+    taken = group.partition.hold("b", 1, 9, [ALL], group.now, terms=TERMS)
+    assert [type(one) for one in taken.mutations] == [PutReaches, PutClaims]
     group.write(taken)
-    ended = group.partition.commit("b", 0, [SpanEntry(2, [(0, 10)])], group.now)
+    entry = CommitEntry(ALL, group.partition.claims.of("b")[0].epoch, [(0, HORIZON_STEP)])
+    ended = group.partition.commit("b", 0, [entry], group.now)
 
-    assert [type(one) for one in ended.mutations] == [PutStable, PutSpans, DropStarts, PutReaches]
+    assert [type(one) for one in ended.mutations] == [PutStable, DropStarts, PutReaches]
 
 
 def test_what_the_dead_left_is_not_forgotten_in_the_write_that_adds_to_it():
     """It is one entry, written before the commit that lets it be forgotten."""
     group = Group()
-    group.take("a", 5)
+    group.hold("a", LOWER)
     group.dies()
-    for member in "bcd":
-        group.take(member, 5)
+    group.hold("b", LOWER)
+    group.hold("c", UPPER)
+    group.begin("c", horizon=5_000, keys=UPPER)
     group.now += 500
-    for epoch, member in ((2, "b"), (3, "c")):
-        group.write(group.partition.renew(member, [epoch], group.now, lease_ms=1_000))
+    group.hold("b", LOWER)
     group.now += 500
 
-    ended = group.partition.commit("b", 0, [SpanEntry(2, [(0, 5)])], group.now)
-    assert ended.mutations[0] == PutReaches((), (), (OffsetRange(0, 5), OffsetRange(10, 15)))
+    entry = CommitEntry(LOWER, group.partition.claims.of("b")[0].epoch, [(0, HORIZON_STEP)])
+    ended = group.partition.commit("b", 0, [entry], group.now)
+    assert isinstance(ended.mutations[0], PutReaches)
+    assert ended.mutations[0].reaches == (Reach(*LOWER, HORIZON_STEP), Reach(*UPPER, 5_000))
     group.write(ended)
-    group.write(group.partition.commit("c", 0, [SpanEntry(3, [(5, 6)])], group.now))
-    assert group.partition.attempts.state.abandoned == (OffsetRange(10, 15),)
+    group.commit("b", (HORIZON_STEP, HORIZON_STEP + 1))
+    assert group.partition.attempts.state.reaches == (Reach(*UPPER, 5_000),)
 
 
 def play(seed, steps):
@@ -495,7 +348,7 @@ def test_members_that_die_and_give_back_are_told_of_no_fewer_starts_and_of_no_mo
     seen = Counter()
     for number in range(60):
         seen += play(drawn() + number, 150)
-    assert min(seen[what] for what in ("told", "told more", "left", "restarts", "rolled back", "other way")) > 0, seen
+    assert min(seen[what] for what in ("told", "told more", "left", "restarts", "rolled back")) > 0, seen
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from flowshare.cooperative.types import (
     PutRange,
     PutReaches,
     PutStable,
-    SpanEntry,
     Terms,
 )
 from flowshare.core_errors import (
@@ -139,10 +138,6 @@ def test_what_is_stored_is_what_is_there():
 
     assert again.snapshot() == partition.snapshot()
     assert again.pending.state == partition.pending.state
-    free = CooperativePartition.new(0)
-    free.confirm(free.take("a", 5, 10, 0))
-    assert [span[:5] for span in stored(free).spans.state.spans] == [(0, 5, "a", 1, 30_000)]
-    assert stored(free).snapshot()[0] == free.snapshot()[0]
 
 
 def test_a_step_that_is_refused_changes_nothing_not_even_what_lapsed():
@@ -202,7 +197,7 @@ def test_only_a_partition_that_nobody_uses_is_reset():
         partition.reset(0, 999)
     partition.confirm(partition.reset(7, 1_000))
     assert partition.progress == (7, 1, 0, 7)
-    partition.confirm(partition.take("b", 1, 100, 1_000))
+    partition.confirm(partition.hold("b", 2, 1, WHOLE, 1_000, terms=TERMS))
     assert partition.in_use
     with pytest.raises(NonEmptyGroup):
         partition.reset(0, 1_000)
@@ -212,29 +207,15 @@ def test_only_a_partition_that_nobody_uses_is_reset():
         partition.reset(0, 1_000)
 
 
-def test_a_cut_of_the_log_ends_spans_and_fences_what_was_read():
-    partition = CooperativePartition.new(0)
-    partition.confirm(partition.take("a", 10, 100, 0))
-    partition.confirm(partition.reserve("a", 0, (7, 0), [SpanEntry(1, [(2, 9)])], 0))
+def test_a_cut_of_the_log_takes_what_is_pending_behind_it_and_fences_what_was_read():
+    partition = held()
+    partition.confirm(partition.reserve("a", 0, (7, 0), [entry((2, 9))], 0))
 
     partition.confirm(partition.truncate(4, 0))
 
     assert partition.pending.ranges() == [(2, 4)]
-    assert not partition.spans
     with pytest.raises(FencedStateEpoch, match="its epoch is 1, not 0"):
-        partition.commit("a", 0, [SpanEntry(1, [(0, 1)])], 0)
-    assert [span[:2] for span in partition.take("b", 3, 100, 0).answer.spans] == [(0, 2), (4, 5)]
-
-
-def test_a_log_start_ends_spans_before_it():
-    partition = CooperativePartition.new(0)
-    partition.confirm(partition.take("a", 10, 100, 0))
-    partition.confirm(partition.take("b", 10, 100, 0))
-
-    decision = partition.move_log_start(15, 0)
-
-    assert decision.answer.lost == 15
-    assert [span[:2] for span in partition.spans.state.spans] == [(15, 20)]
+        partition.commit("a", 0, [entry((0, 1))], 0)
 
 
 def test_the_answer_tells_what_a_member_is_to_know_before_it_begins():

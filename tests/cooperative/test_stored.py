@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flowshare.cooperative.attempts import AttemptsState
+from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import (
     CLAIMS_KEY,
     PENDING_KEY,
@@ -15,22 +17,21 @@ from flowshare.cooperative.stored import (
     load,
 )
 from flowshare.cooperative.types import (
+    HASHES,
     Claim,
     DropPending,
     DropRange,
+    DropSpans,
     Holder,
     Horizon,
-    OffsetRange,
     PendingOffsets,
     PutClaims,
     PutPending,
     PutRange,
     PutReaches,
-    PutSpans,
     PutStable,
     PutStarts,
     Reach,
-    Span,
 )
 from flowshare.core_errors import StateCorrupt
 from flowshare.sealing import seal
@@ -101,7 +102,7 @@ def test_a_range_that_cannot_be_read_is_left_out():
         (CLAIMS_KEY, seal(b"[1,[],[[0,5,0,1]]]", VERSION)),
         (CLAIMS_KEY, seal(b"[1]", VERSION)),
         (SPANS_KEY, seal(b"[1,[[0]]]", VERSION)),
-        (REACHES_KEY, seal(b"[[],[]]", VERSION)),
+        (REACHES_KEY, seal(b"[[]]", VERSION)),
         (REACHES_KEY, seal(b"[[],[],[[1]]]", VERSION)),
         (PENDING_KEY + bytes(8), seal(b"[1,2]", VERSION)),
         (PENDING_KEY, encode(PutPending(7, PendingOffsets(0, ())))[1]),
@@ -115,21 +116,49 @@ def test_what_is_not_a_range_and_cannot_be_read_is_refused(broken):
 
 def test_everything_comes_back_with_whole_leases():
     claims = PutClaims(9, (Holder("a", 4, 1_000), Holder("b", 5, 2_000)), (Claim(0, 5, "a", 2), Claim(7, 9, "b", 8)))
-    spans = PutSpans(3, (Span(5, 9, "a", 3, 1_000, 77), Span(9, 10, "b", 2, 1_000, 77, exact_starts=True)))
     pending = PutPending(7, PendingOffsets(2, ((5, 6),), ((0, 3),)))
 
-    begun = PutReaches((Reach(0, 5, 9),), (Horizon("a", 7),), (OffsetRange(6, 8),))
+    begun = PutReaches((Reach(0, 5, 9),), (Horizon("a", 7),))
 
-    loaded = load(entries(PutStable(5, 2), claims, spans, pending, begun, PutStarts(7, 3)), now_ms=100)
+    loaded = load(entries(PutStable(5, 2), claims, pending, begun, PutStarts(7, 3)), now_ms=100)
 
     assert loaded is not None
     state = loaded.state
     assert state.claims.state.claims == claims.claims
     assert state.claims.state.epoch == 9
     assert {name: one.deadline_ms for name, one in state.claims.state.members.items()} == {"a": 1_100, "b": 2_100}
-    assert state.spans.state.spans == (
-        Span(5, 9, "a", 3, 1_000, 1_100),
-        Span(9, 10, "b", 2, 1_000, 1_100, exact_starts=True),
-    )
-    assert state.attempts.state == (begun.reaches, {7: 3}, {"a": 7}, begun.abandoned)
+    assert state.attempts.state == (begun.reaches, {7: 3}, {"a": 7})
     assert state.pending.state == {7: pending.pending}
+
+
+def test_offsets_that_members_had_whatever_their_keys_are_free_and_may_have_been_begun():
+    """As free mode stored them: spans (first, end, member, epoch, lease, exact starts), and, beside reaches and
+    horizons, the offsets of those that had ended."""
+    spans = seal(b'[3,[[5,9,"a",3,1000,false],[9,40,"b",2,1000,true]]]', VERSION)
+    reaches = seal(b'[[[0,5,3]],[["a",7]],[[6,12],[20,22]]]', VERSION)
+    old = [STABLE, (SPANS_KEY, spans), (REACHES_KEY, reaches)]
+
+    loaded = load(old, now_ms=0)
+
+    assert loaded is not None
+    assert not CooperativePartition(loaded.state).in_use
+    assert [loaded.state.attempts.told(at, 9) for at in (11, 21, 22, 30)] == [1, 1, 0, 0]
+    assert loaded.repair == (PutReaches((Reach(0, HASHES, 22),), (Horizon("a", 7),)), DropSpans())
+    now = dict(old)
+    for key, value in map(encode, loaded.repair):
+        if value is None:
+            del now[key]
+        else:
+            now[key] = value
+    again = load(now.items(), now_ms=0)
+    assert again is not None
+    assert (again.repair, again.state.attempts.state) == ((), loaded.state.attempts.state)
+
+
+def test_of_spans_before_the_stable_offset_or_with_exact_starts_nothing_counts():
+    spans = seal(b'[3,[[5,9,"a",3,1000,true]]]', VERSION)
+    loaded = load([STABLE, (SPANS_KEY, spans), (REACHES_KEY, seal(b"[[],[],[[0,1]]]", VERSION))], now_ms=0)
+
+    assert loaded is not None
+    assert loaded.state.attempts.state == AttemptsState()
+    assert loaded.repair == (DropSpans(),)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError
 from flowshare.client.settings import CooperativeSettings
-from flowshare.cooperative.types import OffsetRange
+from flowshare.cooperative.types import KeyRange
 from flowshare.ops.reading import partitions
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.cooperative import GroupOffset, SpanStartEntry, TakenFrom, stable_metadata
+from flowshare.protocol.messages.cooperative import GroupOffset, StartEntry, stable_metadata
 from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -248,43 +246,25 @@ async def handled(fleet, name, count, *, but=(), lives_s=0.0):
     return sorted(found)
 
 
-def test_members_take_records_and_wait_for_more():
+def test_the_next_worker_knows_what_members_had_begun():
     async def play(fleet):
-        a, b = await members(fleet, "a", "b", records=3)
-        answer = await a.take(10, partitions=(_from(a),))
-        assert [one[:2] for one in answer.partitions[0].spans] == [(0, 3)]
-        waiting = asyncio.ensure_future(b.take(10, max_wait_ms=5_000, partitions=(_from(b),)))
-        await fleet.clock.sleep(0.5)
-        await fleet.produce("orders", b"w")
+        a, b = await members(fleet, "a", "b")
+        await a.hold(WHOLE, committed=NOTHING)
+        first, end, epoch = a.held[0][0]
+        starts = StartEntry(KeyRange(first, end), epoch, ((4, 2),), 5_000)
+        assert (await a.commits(starts)).fenced == ()
+        await fleet.coordinator("g").kill()
+        await fleet.settled()
+        await b.asks({0: WHOLE}, committed=NOTHING)
+        await fleet.clock.sleep(1.5 * LEASE_MS / 1000)
 
-        (part,) = (await waiting).partitions
-        assert [one[:2] for one in part.spans] == [(3, 4)]
+        told = await b.hold(WHOLE, committed=NOTHING)
+        assert tuple(tuple(one) for one in told.starts) == ((4, 2),)
+        assert [one.before for one in told.reaches] == [5_000]
         for one in (a, b):
             await one.connection.close()
 
-    scenario(play, workers=2)
-
-
-def test_the_next_worker_knows_what_those_that_took_had_begun():
-    async def play(fleet):
-        a, b, c = await members(fleet, "a", "b", "c")
-        (part,) = (await a.take(10, partitions=(_from(a),))).partitions
-        assert (await a.commits(SpanStartEntry(part.spans[0].epoch, [(4, 2)]))).fenced == ()
-        await fleet.coordinator("g").kill()
-        await fleet.settled()
-        await c.take(10, partitions=(_from(c),), exact_starts=True)
-        await fleet.clock.sleep(1.5 * LEASE_MS / 1000)
-
-        (told,) = (await b.take(10, partitions=(_from(b),))).partitions
-        assert (told.starts, told.abandoned) == (((4, 2),), (OffsetRange(0, 10),))
-        for one in (a, b, c):
-            await one.connection.close()
-
     scenario(play)
-
-
-def _from(member):
-    return TakenFrom(member.topic_id, 0, NOTHING)
 
 
 def test_a_share_group_cannot_be_cooperative():

@@ -21,7 +21,6 @@ from tests.fleet.test_cooperative import NOTHING, members, scenario, stored, tol
 from tests.fleet.world import Fleet, batch
 from tests.server.cooperative.world import NONE, SWEEP, WHOLE
 
-BOTH = pytest.mark.parametrize("free", [False, True], ids=["by keys", "free"])
 FORGOTTEN_S = 5.0
 """Seconds until a worker has asked, and asked again, whether a topic is gone, and has forgotten its state."""
 SETTINGS = CooperativeSettings(lease=10.0, session_timeout=10.0, heartbeat_interval=0.5)
@@ -37,15 +36,13 @@ class Readers:
         self.duration_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
-    def add(self, name: str, topics=("orders",), *, free: bool = False, manual=None) -> None:
+    def add(self, name: str, topics=("orders",), *, manual=None) -> None:
         async def connect():
             connection = self.fleet.connection(name)
             await connection.cluster.start()
             return connection
 
-        consumer = CooperativeConsumer(
-            connect, group_id="g", clock=self.fleet.clock, settings=SETTINGS, member_id=name, free=free
-        )
+        consumer = CooperativeConsumer(connect, group_id="g", clock=self.fleet.clock, settings=SETTINGS, member_id=name)
         if manual is None:
             consumer.subscribe(list(topics))
         else:
@@ -106,15 +103,14 @@ async def stable(fleet, limit_s: float = 60.0, *, at: int):
         await fleet.clock.sleep(0.5)
 
 
-@BOTH
 @pytest.mark.parametrize("pause_s", [0.0, 3.0, 60.0])
-def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pause_s, free):
+def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pause_s):
     async def play(fleet):
         async with readers(fleet) as found:
             await fleet.topic("orders")
             old = await send(fleet, "old", 40)
             for name in "ab":
-                found.add(name, free=free)
+                found.add(name)
             await found.handled(old)
             await fleet.clock.sleep(3.0)  # its ordinary offset is written
             await delete(fleet)
@@ -131,20 +127,19 @@ def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pa
     scenario(play)
 
 
-@BOTH
-def test_what_is_in_flight_of_a_topic_that_was_made_anew_does_no_harm(free):
+def test_what_is_in_flight_of_a_topic_that_was_made_anew_does_no_harm():
     async def play(fleet):
         async with readers(fleet) as found:
             await fleet.topic("orders")
             await send(fleet, "old", 40)
             found.duration_s = 5.0
-            found.add("a", free=free)
+            found.add("a")
             await fleet.clock.sleep(12.0)
             await delete(fleet)
             await fleet.topic("orders")
             new = await send(fleet, "new", 60)
             found.duration_s = 0.0
-            found.add("b", free=free)
+            found.add("b")
 
             await found.handled(new)
             await stable(fleet, at=60)
@@ -152,15 +147,14 @@ def test_what_is_in_flight_of_a_topic_that_was_made_anew_does_no_harm(free):
     scenario(play)
 
 
-@BOTH
-def test_other_topics_go_on_while_one_is_gone(free, caplog):
+def test_other_topics_go_on_while_one_is_gone(caplog):
     async def play(fleet):
         async with readers(fleet) as found:
             await fleet.topic("orders")
             await fleet.topic("other")
             old = await send(fleet, "old", 40)
             for name in "ab":
-                found.add(name, ("orders", "other"), free=free)
+                found.add(name, ("orders", "other"))
             await found.handled(old)
             await delete(fleet)
             for number in range(30):
@@ -213,15 +207,14 @@ def test_a_stable_offset_of_the_topic_that_had_the_name_before_hides_no_record()
     scenario(play, workers=1)
 
 
-@BOTH
-def test_brokers_that_cannot_write_lose_nothing_that_was_answered(free):
+def test_brokers_that_cannot_write_lose_nothing_that_was_answered():
     """Their disks are full: whatever is produced, slots' state included, is refused."""
 
     async def play(fleet):
         async with readers(fleet) as found:
             await fleet.topic("orders")
             for name in "ab":
-                found.add(name, free=free)
+                found.add(name)
             await found.handled(await send(fleet, "first", 40))
             fleet.kafka.refuse(m.ProduceRequest, ErrorCode.KAFKA_STORAGE_ERROR, 1_000_000)
             later = await send(fleet, "later", 40)
@@ -231,7 +224,7 @@ def test_brokers_that_cannot_write_lose_nothing_that_was_answered(free):
             await stable(fleet, at=80)
         answered = found.values.copy()
         async with readers(fleet) as again:
-            again.add("c", free=free)
+            again.add("c")
             await again.handled(await send(fleet, "last", 10))
             assert set(again.values) == {b"last %d" % number for number in range(10)}
         assert set(answered.values()) <= {1, 2}, "what was in flight when a lease ended comes again, once"

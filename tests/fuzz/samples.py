@@ -28,7 +28,7 @@ from flowshare.protocol.messages import (
     SettleOutput,
     ShareSettleRequest,
 )
-from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
+from flowshare.protocol.messages.cooperative import CommitEntry
 from flowshare.protocol.settle_codec import encode_settle
 from flowshare.server.edge.base import Endpoint
 from flowshare.share.types import AckRange
@@ -94,7 +94,7 @@ def cooperative(rng: random.Random) -> CooperativeSettleRequest:
     """A settle of a cooperative group."""
     share = settle(rng)
     ranges = [(first, first + rng.randint(1, 5)) for first in range(0, rng.randint(1, 40), 7)]
-    entries = (CommitEntry(KeyRange(0, rng.randint(1, 9)), rng.randint(0, 3), ranges), SpanEntry(1, ranges))
+    entries = tuple(CommitEntry(KeyRange(first, rng.randint(1, 9)), rng.randint(0, 3), ranges) for first in (0, 9))
     return CooperativeSettleRequest(
         group_id=share.group_id,
         member_id=share.member_id,

@@ -41,20 +41,8 @@ REQUESTS = [
         member_id="m",
         partitions=(
             c.PartitionCommit(ID, 0, 5, (c.CommitEntry(KeyRange(1, 9), 3, [OffsetRange(0, 2), OffsetRange(4, 5)]),)),
-            c.PartitionCommit(ID, 1, 5, (c.SpanEntry(3, [OffsetRange(0, 2)]),)),
             c.PartitionCommit(ID, 2, 5, (c.StartEntry(KeyRange(1, 9), 3, [(4, 2)], 2_000),)),
-            c.PartitionCommit(ID, 3, 5, (c.SpanStartEntry(3, [(4, 2)]),)),
         ),
-    ),
-    m.CooperativeTakeRequest(
-        group_id="g",
-        member_id="m",
-        count=3,
-        max_wait_ms=5,
-        exact_starts=True,
-        partitions=(c.TakenFrom(ID, 0), c.TakenFrom(ID, 1, c.GroupOffset(3, "y"))),
-        renew=(c.SpanEpochs(ID, 0, (1, 2)),),
-        give_back=(c.SpanEpochs(ID, 0, (3,)),),
     ),
     m.CooperativeOffsetsRequest(group_id="g"),
     m.CooperativeOffsetsRequest(group_id="g", topics={"t": (0, 1)}, ranges_from=5),
@@ -79,7 +67,6 @@ ANSWERS = [
                     horizon=2_000,
                     reaches=(c.Reach(0, 5, 9),),
                     starts=((6, 3),),
-                    abandoned=(OffsetRange(5, 8),),
                 ),
                 c.HeldPartition(**AT, **LEFT),
             ),
@@ -89,17 +76,6 @@ ANSWERS = [
         "cooperative_commit",
         m.CooperativeCommitResponse(
             partitions=(c.CommittedPartition(**FAR, fenced=(1, 2)), c.CommittedPartition(**AT, **LEFT))
-        ),
-    ),
-    (
-        "cooperative_take",
-        m.CooperativeTakeResponse(
-            lease_ms=5,
-            partitions=(
-                c.TakenPartition(**FAR, spans=(c.TakenSpan(0, 5, 1),)),
-                c.TakenPartition(**FAR, reaches=(c.Reach(0, 5, 9),), starts=((6, 3),), abandoned=(OffsetRange(5, 8),)),
-            ),
-            lost=(c.SpanEpochs(ID, 0, (4,)),),
         ),
     ),
     (
@@ -113,10 +89,8 @@ ANSWERS = [
                     more=True,
                     unstable=True,
                     claims=(c.ToldClaim(0, 5, "m", 1),),
-                    spans=(c.ToldClaim(6, 7, "m", 2),),
                     reaches=(c.Reach(0, 5, 9),),
                     starts=((6, 3),),
-                    abandoned=(OffsetRange(5, 8),),
                     waits=(c.ToldWait(0, 5, "n", "m", 30),),
                     unfinished=4,
                     blocked=3,
@@ -131,7 +105,7 @@ ANSWERS = [
     ("cooperative_delete", m.CooperativeDeleteResponse()),
 ]
 CALLS = {own.name: own for own in c.COOPERATIVE_CALLS}
-HOLD, COMMIT, TAKE = (orjson.loads(write(REQUESTS[at])) for at in (1, 2, 3))
+HOLD, COMMIT = (orjson.loads(write(REQUESTS[at])) for at in (1, 2))
 HEX = ID.hex
 BAD = [
     ("cooperative_hold", {}),
@@ -151,13 +125,12 @@ BAD = [
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], []]]}),
     ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], [-2, ""]]]}),
     ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[-1, []]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[1]], None, 0, True]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [["e", []]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, []]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[-1, [], [0, 5]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[1]], [0, 5], 0, True]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [["e", [], [0, 5]]]]]}),
     ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [], [0, -1]]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[0, NUMBER_MAX]]]]]]}),
-    ("cooperative_take", {**TAKE, "renew": None}),
-    ("cooperative_take", {**TAKE, "renew": [[HEX, 0, [0.5]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, [[0, NUMBER_MAX]], [0, 5]]]]]}),
     ("cooperative_offsets", {"group_id": "g", "topics": ["t"]}),
     ("cooperative_offsets", {"group_id": "g", "topics": None, "ranges_from": "0"}),
     ("cooperative_reset", {"group_id": "g", "topic": 5, "partition": 0, "offset": 0}),

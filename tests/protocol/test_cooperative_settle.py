@@ -21,7 +21,7 @@ from flowshare.protocol.messages import (
     RefusedOutput,
     SettleOutput,
 )
-from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
+from flowshare.protocol.messages.cooperative import CommitEntry
 
 ID, OUT = uuid.UUID(int=7), uuid.UUID(int=8)
 REQUEST = CooperativeSettleRequest(
@@ -32,7 +32,7 @@ REQUEST = CooperativeSettleRequest(
     reset_epoch=1 << 40,
     entries=(
         CommitEntry(KeyRange(5, 6), 9, [OffsetRange(3, 4), OffsetRange(8, 9)]),
-        SpanEntry(2, [OffsetRange(10, 12)]),
+        CommitEntry(KeyRange(7, 8), 2, [OffsetRange(10, 12)]),
     ),
     outputs=(SettleOutput("a", OUT, 0, b"first"), SettleOutput("a", OUT, 1, b"second" * 100)),
     ordered=True,
@@ -109,7 +109,7 @@ GOOD = {
         (orjson.dumps({**GOOD, "generation": True}), "generation"),
         (orjson.dumps({**GOOD, "entries": [[1, [[0]], [0, 5]]]}), "length 2"),
         (orjson.dumps({**GOOD, "entries": [[1, [[0, 1]], [0, 5], 9, True]]}), "tells of no starts"),
-        (orjson.dumps({**GOOD, "entries": [[1, [[0, 1]], None, 0, True]]}), "tells of no starts"),
+        (orjson.dumps({**GOOD, "entries": [[1, [[0, 1]]]]}), "length 3 to 5"),
         (orjson.dumps({**GOOD, "x": "y" * codec.JSON_BYTES_MAX}), "bytes of JSON"),
     ],
 )

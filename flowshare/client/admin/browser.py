@@ -196,7 +196,7 @@ class Browser:
         (part,) = answer.partitions
         check(part.error, part.message, about)
         ranges = [] if part.ranges is None else list(zip(part.ranges.firsts, part.ranges.ends, strict=True))
-        end = max([part.stable, part.furthest, *(one.end for one in part.spans)])
+        end = max(part.stable, part.furthest)
         told = ranges[-1][1] if part.more and ranges else end
         runs = list(_cooperative_runs(part, ranges, max(asked.offset or 0, part.stable), told))
         cut = asked.cut(runs, told if told < end else None)
@@ -392,20 +392,16 @@ def _cooperative_runs(
     """Yield the runs of a partition from `first` to before `end`. ranges: the committed offsets there."""
     starts = dict(part.starts)
     holders = {one.member_id for one in part.claims}
-    by_key = "claimed" if holders else "free"
+    state = "claimed" if holders else "free"
     member = next(iter(holders)) if len(holders) == 1 else ""
-    spans = [(one.first, one.end) for one in sorted(part.spans)]
-    owners = [one.member_id for one in sorted(part.spans)]
     begun = [(offset, offset + 1) for offset in sorted(starts)]
-    edges = {first, end, *(edge for pairs in (ranges, spans, begun) for pair in pairs for edge in pair)}
-    committed, spanned = _Within(ranges), _Within(spans)
+    edges = {first, end, *(edge for pairs in (ranges, begun) for pair in pairs for edge in pair)}
+    committed = _Within(ranges)
     for low, high in pairwise(sorted(one for one in edges if first <= one <= end)):
         if committed.at(low) is not None:
             yield SeenRun(low, high - 1, "committed")
             continue
-        span = spanned.at(low)
-        state, who = (by_key, member) if span is None else ("claimed", owners[span])
-        yield SeenRun(low, high - 1, state, starts.get(low, 0), who)
+        yield SeenRun(low, high - 1, state, starts.get(low, 0), member)
 
 
 class _Within:

@@ -1,4 +1,4 @@
-"""Members of cooperative groups: they share partitions by ranges of keys, or record by record, and commit one by one.
+"""Members of cooperative groups: they share partitions by ranges of keys, and commit records one by one.
 
 - `dispatch`: which record of a partition is begun next, by key; `scan`: what a member scanned, holds, begins and
   commits of a partition that is shared by keys; both without I/O and without a clock.
@@ -6,6 +6,6 @@
   waits for.
 - `reading`: fetches, for the scans; `commits`: what is finished, and starts, told to the server; `settles`: commits
   with outputs, asked until it is known what became of them; `ordinary`: the group's ordinary offset.
-- `member`: `CooperativeMember`, and `free`: `FreeMember`, which live by them, both on `shell`; `consumer`:
-  `CooperativeConsumer`, which hands out records.
+- `member`: `CooperativeMember`, which lives by them, on `shell`; `consumer`: `CooperativeConsumer`, which hands out
+  records.
 """

@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions
-from flowshare.client.cooperative.scan import COMMIT_MAX
+from flowshare.client.cooperative.partitions import Partition, Partitions
+from flowshare.client.cooperative.scan import COMMIT_MAX, Batch
 from flowshare.client.cooperative.settles import entry_of, progress_of, start_entry_of
 from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
@@ -66,9 +66,9 @@ class Commits:
             if failures:
                 await self._clock.sleep(self._link.pause_s(failures))
 
-    def _batches(self) -> list[tuple[Partition, AnyBatch]]:
+    def _batches(self) -> list[tuple[Partition, Batch]]:
         """Collect the batches of the next commit request."""
-        left, batches = COMMIT_RANGES_MAX, list[tuple[Partition, AnyBatch]]()
+        left, batches = COMMIT_RANGES_MAX, list[tuple[Partition, Batch]]()
         for partition in list(self._partitions):
             batch = partition.scan.commit(min(COMMIT_MAX, left // 2)) if left > 1 else None
             if batch is not None:
@@ -76,7 +76,7 @@ class Commits:
                 left -= len(batch.offsets) + len(batch.voids)
         return batches
 
-    async def _commit(self, batches: Sequence[tuple[Partition, AnyBatch]]) -> bool:
+    async def _commit(self, batches: Sequence[tuple[Partition, Batch]]) -> bool:
         """One commit; whether all of it was taken."""
         asked = [
             PartitionCommit(*partition.key, batch.reset_epoch, tuple(map(entry_of, batch.parts)))

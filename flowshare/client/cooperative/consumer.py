@@ -17,13 +17,12 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.inflight import Named, ShareRecord, named_of, neighbours
 from flowshare.client.consumer.partitions import PartitionInfo, partitions_of
 from flowshare.client.consumer.settles import keep, refusal
-from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
 from flowshare.client.cooperative.settles import UNKNOWN
 from flowshare.client.errors import (
@@ -77,7 +76,6 @@ class CooperativeConsumer(Generic[K, V]):
         clock: Clock,
         settings: CooperativeSettings | None = None,
         member_id: str | None = None,
-        free: bool = False,
     ) -> None: ...
     @overload
     def __init__(
@@ -88,7 +86,6 @@ class CooperativeConsumer(Generic[K, V]):
         clock: Clock,
         settings: CooperativeSettings | None = None,
         member_id: str | None = None,
-        free: bool = False,
         key_decoder: Decoder[K],
         value_decoder: Decoder[V],
     ) -> None: ...
@@ -100,14 +97,10 @@ class CooperativeConsumer(Generic[K, V]):
         clock: Clock,
         settings: CooperativeSettings | None = None,
         member_id: str | None = None,
-        free: bool = False,
         key_decoder: Decoder[K] | None = None,
         value_decoder: Decoder[V] | None = None,
     ) -> None:
-        """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values.
-
-        free: members take records one by one, whatever their keys, in no order. All members of a group say the same.
-        """
+        """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values."""
         if not group_id:
             raise ValueError("a cooperative consumer needs a group_id")
         check_argument("group_id", group_id, str)
@@ -116,12 +109,11 @@ class CooperativeConsumer(Generic[K, V]):
         self._clock = clock
         self._settings = settings_of(settings, CooperativeSettings)
         self._member_id = member_id
-        self._free = free
         self._key_decoder = key_decoder
         self._value_decoder = value_decoder
         self._topics: tuple[str, ...] = ()
         self._manual: dict[Place, Sequence[Pair]] | None = None
-        self._member: CooperativeMember | FreeMember | None = None
+        self._member: CooperativeMember | None = None
         self._ready = asyncio.Event()
         self._hand: dict[Named, tuple[Partition, Record]] = {}
         self._gone: dict[Named, bool] = {}
@@ -134,7 +126,7 @@ class CooperativeConsumer(Generic[K, V]):
         self._busy = False
         self._closed = False
         self._overdue: TimerHandle | None = None
-        self._leaving: dict[asyncio.Task[None], CooperativeMember | FreeMember] = {}
+        self._leaving: dict[asyncio.Task[None], CooperativeMember] = {}
         self._lives = 0
         self._settles = 0
         self._records = 0
@@ -167,8 +159,6 @@ class CooperativeConsumer(Generic[K, V]):
 
         if not partitions:
             raise ValueError("assign at least one partition")
-        if self._free:
-            raise IllegalState("free=True: members take records of all partitions of their topics; subscribe to these")
         self._check_unset()
         for (topic, number), ranges in partitions.items():
             try:
@@ -448,7 +438,7 @@ class CooperativeConsumer(Generic[K, V]):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _joined(self) -> CooperativeMember | FreeMember:
+    def _joined(self) -> CooperativeMember:
         if self._member is None:
             if not self._topics and self._manual is None:
                 raise IllegalState("the consumer reads nothing; call subscribe() or assign() first")
@@ -456,23 +446,20 @@ class CooperativeConsumer(Generic[K, V]):
             self._member.start()
         return self._member
 
-    def _new_member(self) -> CooperativeMember | FreeMember:
+    def _new_member(self) -> CooperativeMember:
         self._lives += 1
         again = self._member_id is not None and self._lives > 1  # calls of one id are numbered from its first one on
-        common: dict[str, Any] = {
-            "group_id": self._group_id,
-            "clock": self._clock,
-            "topics": self._topics,
-            "settings": self._settings,
-            "member_id": f"{self._member_id}.{self._lives}" if again else self._member_id,
-            "on_ready": self._ready.set,
-            "on_lost": self._lost,
-        }
-        member: CooperativeMember | FreeMember
-        if self._free:
-            member = FreeMember(self._connect, **common)
-        else:
-            member = CooperativeMember(self._connect, manual=self._manual, **common)
+        member = CooperativeMember(
+            self._connect,
+            group_id=self._group_id,
+            clock=self._clock,
+            topics=self._topics,
+            manual=self._manual,
+            settings=self._settings,
+            member_id=f"{self._member_id}.{self._lives}" if again else self._member_id,
+            on_ready=self._ready.set,
+            on_lost=self._lost,
+        )
         member.partitions.on_unanswered = self._unanswered
         return member
 

@@ -33,7 +33,7 @@ _by_offset = attrgetter("offset")
 
 
 class Found(Generic[R]):
-    """One record that is this member's. epoch: of the claim, or the span, under which it was begun last. attempt: how
+    """One record that is this member's. epoch: of the claim under which it was begun last. attempt: how
     often it was begun, by members before this one, too. told: of how many of these starts the server knows. suspect:
     members died so often while it may have been in their hands that it is begun alone. doubted: an answer to a settle
     of it was lost."""

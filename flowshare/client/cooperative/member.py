@@ -103,7 +103,7 @@ class CooperativeMember(CooperativeShell):
         """Begin nothing new, and give back what is finished: for a member that stops. It stays in the group."""
         self._draining = True
         for partition in self.partitions:
-            self._keys(partition).set_target(())
+            partition.scan.set_target(())
         self.partitions.to_hold.set()
 
     async def _stop_tasks(self) -> None:
@@ -112,7 +112,7 @@ class CooperativeMember(CooperativeShell):
 
     async def _release_all(self) -> None:
         for partition in self.partitions:
-            self._keys(partition).set_target(())
+            partition.scan.set_target(())
         await super()._release_all()
 
     def _mirrors(self, partition: Partition) -> bool:
@@ -142,7 +142,7 @@ class CooperativeMember(CooperativeShell):
         """Tell the scans what they are to have; the ids of new topics are looked up first."""
         for partition in self.partitions:
             if partition.place not in self._targets:
-                self._keys(partition).set_target(())
+                partition.scan.set_target(())
             else:
                 self._set_target(partition)
         self.partitions.to_hold.set()
@@ -158,7 +158,7 @@ class CooperativeMember(CooperativeShell):
         self.partitions.changed()
 
     def _set_target(self, partition: Partition) -> None:
-        self._keys(partition).set_target(() if self._draining else self._targets[partition.place])
+        partition.scan.set_target(() if self._draining else self._targets[partition.place])
 
     def _begin_anew(self) -> None:
         self._apply()
@@ -171,11 +171,6 @@ class CooperativeMember(CooperativeShell):
 
     def _new_scan(self) -> KeyScan[RawRecord]:
         return KeyScan(buffer_max=self._settings.buffer_records, exact_starts=self._settings.exact_starts)
-
-    @staticmethod
-    def _keys(partition: Partition) -> KeyScan[RawRecord]:
-        assert isinstance(partition.scan, KeyScan)
-        return partition.scan
 
     # --- holding ------------------------------------------------------------------------------------------------
 
@@ -198,8 +193,8 @@ class CooperativeMember(CooperativeShell):
                 await self._event(self.partitions.to_hold, pause_s)
 
     def _hold_pause_s(self) -> float:
-        waits = any(self._keys(one).missing for one in self.partitions)
-        bound = any(self._keys(one).at_bound for one in self.partitions)
+        waits = any(one.scan.missing for one in self.partitions)
+        bound = any(one.scan.at_bound for one in self.partitions)
         renewal_s = self._settings.lease / RENEWALS
         if waits:
             self._waited += 1
@@ -209,7 +204,7 @@ class CooperativeMember(CooperativeShell):
 
     async def _hold(self) -> None:
         """Say what the member wants, once. Raises: ServerError, OSError, ClientError."""
-        if any(self._keys(one).releases for one in self.partitions):
+        if any(one.scan.releases for one in self.partitions):
             async with self._commits.order:
                 await self._held_by(self._asked())
         else:
@@ -218,10 +213,10 @@ class CooperativeMember(CooperativeShell):
     def _asked(self) -> list[WantedKeys]:
         wanted: list[WantedKeys] = []
         for partition in list(self.partitions):
-            keys = self._keys(partition).ask()
+            keys = partition.scan.ask()
             if keys:
                 wanted.append(WantedKeys(*partition.key, keys))
-            elif not self._keys(partition).pieces and partition.place not in self._targets:
+            elif not partition.scan.pieces and partition.place not in self._targets:
                 self.partitions.forget(partition)
         return wanted
 
@@ -261,10 +256,10 @@ class CooperativeMember(CooperativeShell):
             return
         partition.trouble, partition.begun = None, True
         partition.blocked = tuple(sorted({one.holder for one in part.blocked}))
-        scan, progress = self._keys(partition), progress_of(part)
+        scan, progress = partition.scan, progress_of(part)
         claims = [(one.first, one.end, one.epoch) for one in part.held]
         ranges: Sequence[Pair] | None = None if part.ranges is None else part.ranges.pairs()
-        begun = None if ranges is None else Begun(part.reaches, part.starts, part.abandoned)
+        begun = None if ranges is None else Begun(part.reaches, part.starts)
         if ranges is None and scan.lacks_ranges(claims, progress.reset_epoch):
             ranges, begun = await self._ranges(partition)
         partition.lease_end_s = lease_end_s
@@ -291,7 +286,7 @@ class CooperativeMember(CooperativeShell):
             check(part.error, part.message, f"group {self.group_id}: committed ranges of {partition.text}")
             found += [] if part.ranges is None else part.ranges.pairs()
             if not part.more or part.ranges is None or not part.ranges.firsts:
-                return found, Begun(part.reaches, part.starts, part.abandoned)
+                return found, Begun(part.reaches, part.starts)
             start = found[-1][1]
 
 

@@ -2,8 +2,8 @@
 
 Where the server that keeps a group's state is its coordinator, too, it writes both in one piece, and nothing is done
 here. In a fleet the offset is Kafka's: a member says what stands there when it begins with a partition, so that an
-administrator's reset counts, and whoever holds hash 0 (in free mode anybody) keeps it at the stable offset. Who has
-written it for the first time says so once more: else a group that is deleted at the brokers afterwards looks like one
+administrator's reset counts, and whoever holds hash 0 keeps it at the stable offset. Who has written it for the first
+time says so once more: else a group that is deleted at the brokers afterwards looks like one
 of which nothing was ever committed there, and what its members had committed would come back with its name.
 
 Which of the two it is shows by itself: what is read after the server told a stable offset is at that or beyond where it

@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowshare.client.cooperative.assigning import Place
 from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import KeyScan
-from flowshare.client.cooperative.spans import SpanScan
 from flowshare.protocol.decoding import LastBatch, RawRecord
 from flowshare.protocol.messages.cooperative import stable_metadata
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 Record = Found[RawRecord]
-AnyScan = KeyScan[RawRecord] | SpanScan[RawRecord]
-AnyBatch = Any
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Partition:
     """One partition. lease_end_s: nothing is begun from then on, in the clock's monotonic seconds."""
 
-    def __init__(self, place: Place, topic_id: uuid.UUID, scan: AnyScan) -> None:
+    def __init__(self, place: Place, topic_id: uuid.UUID, scan: KeyScan[RawRecord]) -> None:
         self.place = place
         self.topic_id = topic_id
         self.scan = scan

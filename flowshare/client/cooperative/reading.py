@@ -12,7 +12,6 @@ import logging
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.errors import ClientError, NotConnected, ServerError, check
 from flowshare.cooperative.ranges import Pair, holes
 from flowshare.protocol.aborted import AbortedBatches
@@ -25,7 +24,7 @@ from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, 
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowshare.client.cooperative.assigning import Place
     from flowshare.client.cooperative.partitions import Partition, Partitions
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogReader:
-    """That of one member. fetch_bytes: how much of a partition one fetch brings at most. Ends with its loops' tasks."""
+    """That of one member. Ends with its loops' tasks."""
 
     def __init__(
         self,
@@ -55,14 +54,12 @@ class LogReader:
         *,
         settings: CooperativeSettings,
         clock: Clock,
-        fetch_bytes: Callable[[Partition], int],
     ) -> None:
         self._link = link
         self._partitions = partitions
         self._group_id = group_id
         self._settings = settings
         self._clock = clock
-        self._fetch_bytes = fetch_bytes
         self._alone: dict[Place, asyncio.Task[None]] = {}
         """The tasks that ask for partitions that could not be read."""
 
@@ -107,7 +104,7 @@ class LogReader:
                 self._read_alone(place)
 
     def _part(self, partition: Partition, at: int) -> FetchPartition:
-        return FetchPartition(*partition.place, at, self._fetch_bytes(partition), only=partition.scan.only)
+        return FetchPartition(*partition.place, at, self._settings.partition_fetch_bytes, only=partition.scan.only)
 
     def _read_alone(self, place: Place) -> None:
         """Leave a partition out until it answers: one without a leader would hold up all others."""
@@ -148,7 +145,7 @@ class LogReader:
                 times = times + 1 if partition.stands[0] == stable else 0
                 partition.stands = (stable, times)
                 scan = partition.scan
-                if times.bit_count() == 1 and isinstance(scan, KeyScan) and scan.look_back():
+                if times.bit_count() == 1 and scan.look_back():
                     self._partitions.to_read.set()
 
     async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> dict[Place, OSError | ClientError]:
@@ -209,12 +206,12 @@ def _reading(place: Place) -> str:
 def take_in(partitions: Partitions, partition: Partition, asked: FetchPartition, log: FetchedLog) -> None:
     """Give a partition's scan what a fetch brought of it."""
     scan, position = partition.scan, asked.offset
-    scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
+    scanned = scan_log(log.records, position, log.aborted, last=partition.last_batch)
     for first, last, why in scanned.damaged:
         if scan.commits_as_void(position, first, last + 1):
             logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
             partitions.on_damaged(partition, first, last, why)
-    if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
+    if asked.only is None or log.filtered is None:
         scan.scanned(position, scanned.end, scanned.records)
     else:
         voids = voids_of(log.filtered, scanned.records)
@@ -237,13 +234,12 @@ def scan_log(
     offset: int,
     aborted: Sequence[AbortedTransaction] = (),
     *,
-    until: int = OFFSET_MAX,
     last: LastBatch | None = None,
 ) -> Scanned:
     """The records of whole batches from `offset` on, without control records and those of aborted transactions.
 
-    aborted: as of a fetch of committed records. until: no batch is read that begins there or behind. last: keeps the
-    last batch read, for who reads a few records of it at a time.
+    aborted: as of a fetch of committed records. last: keeps the last batch read, for who reads a
+    few records of it at a time.
     Raises: DecodeError when the bytes are no sequence of batches at all.
     """
     last = last or LastBatch()
@@ -252,7 +248,7 @@ def scan_log(
     records, _, damaged = found
     end = offset
     transactions = AbortedBatches(aborted)
-    headers = [one for one in frames(data, partial_tail=True) if one.base_offset < until]
+    headers = list(frames(data, partial_tail=True))
     for header in headers:
         skipped = transactions.skips(header)
         if header.last_offset < end:
@@ -266,7 +262,7 @@ def scan_log(
             one._replace(first=max(end, one.first)) for one in read.damaged if one.first <= one.last and not one.records
         ]
         batch = with_unreadable(read.records, read.damaged)
-        records += [(one.offset, slot_hash_of(one), one) for one in batch if end <= one.offset < until]
+        records += [(one.offset, slot_hash_of(one), one) for one in batch if end <= one.offset]
         end = header.last_offset + 1
     return found._replace(end=end)
 

@@ -43,7 +43,6 @@ from flowshare.client.cooperative.starts import StartPart, Starts, Telling
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
 from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps, total
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange, KeyRanges
-from flowshare.protocol.headers import OFFSET_MAX
 from flowshare.protocol.messages.records import KeyFilter
 
 R = TypeVar("R")
@@ -285,11 +284,6 @@ class KeyScan(Generic[R]):
         rest = [zero._replace(first=1)] if zero.end > 1 else []
         self._pieces[:1] = [zero._replace(end=1, next=stable), *rest]
         return True
-
-    @property
-    def until(self) -> int:
-        """Where reading may end: nowhere."""
-        return OFFSET_MAX
 
     @property
     def only(self) -> KeyFilter | None:

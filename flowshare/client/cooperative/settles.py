@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.client.cooperative.partitions import Partition, Partitions, Record
 from flowshare.client.cooperative.scan import CommitPart, Progress
-from flowshare.client.cooperative.spans import SpanPart
 from flowshare.client.errors import NO_COORDINATOR, ClientError, Unsupported
 from flowshare.cooperative.ranges import Pair, merged, minus, overlaps
 from flowshare.protocol.errors import ErrorCode
@@ -35,8 +34,6 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeSettleRequest,
     CooperativeSettleResponse,
     PartitionProgress,
-    SpanEntry,
-    SpanStartEntry,
     StartEntry,
 )
 from flowshare.tasks import cancelled
@@ -226,12 +223,11 @@ def progress_of(part: PartitionProgress) -> Progress:
     return Progress(part.stable, part.reset_epoch, part.count, part.furthest)
 
 
-def entry_of(part: CommitPart | SpanPart) -> CommitEntry | SpanEntry:
+def entry_of(part: CommitPart) -> CommitEntry:
     """A part of a commit, as a server takes it."""
-    return SpanEntry(*part) if isinstance(part, SpanPart) else CommitEntry(*part)
+    return CommitEntry(*part)
 
 
-def start_entry_of(part: StartPart) -> StartEntry | SpanStartEntry:
+def start_entry_of(part: StartPart) -> StartEntry:
     """Starts that are told, as a server takes them."""
-    keys, epoch, starts, horizon = part
-    return SpanStartEntry(epoch, starts) if keys is None else StartEntry(keys, epoch, starts, horizon)
+    return StartEntry(*part)

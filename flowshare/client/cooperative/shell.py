@@ -1,9 +1,9 @@
-"""`CooperativeShell`: what members of cooperative groups have in common, be it that they share by keys, or free.
+"""`CooperativeShell`: a member of a cooperative group, but for what it holds, which `member` adds.
 
 Five things go on beside each other, and know of each other by `Partitions` only:
 
     membership   rounds of the group say who is in it                               `GroupMember`
-    holding      what is the member's, by leases                                    `member`, `free`
+    holding      what is the member's, by leases                                    `member`
     reading      it reads what it holds something of                                `LogReader`
     committing   what is finished; what is to be begun not for the first time       `Commits`
     following    the group's ordinary offset is the stable one                      `OrdinaryOffsets`
@@ -27,7 +27,6 @@ from flowshare.client.cooperative.commits import Commits
 from flowshare.client.cooperative.ordinary import OrdinaryOffsets
 from flowshare.client.cooperative.partitions import Partition, Partitions, Record
 from flowshare.client.cooperative.reading import LogReader
-from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.cooperative.settles import Settled, Settles
 from flowshare.client.errors import ClientError, Closed, check
 from flowshare.client.groups.member import GroupMember
@@ -100,7 +99,6 @@ class CooperativeShell(abc.ABC):
             group_id,
             settings=self._settings,
             clock=clock,
-            fetch_bytes=self._fetch_bytes,
         )
         self._commits = Commits(self._link, self.partitions, group_id, self.member_id, clock=clock)
         self._settles = Settles(self._link, self.partitions, group_id, self.member_id, clock=clock)
@@ -351,7 +349,6 @@ class CooperativeShell(abc.ABC):
 
     def accept(self, partition: Partition, found: Record) -> bool:
         """The record is to be committed before it runs; its key is kept until `land`. False: as `finish`."""
-        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
         if not partition.scan.accept(found):
             return False
         self.partitions.to_commit.set()
@@ -359,7 +356,6 @@ class CooperativeShell(abc.ABC):
 
     def land(self, partition: Partition, found: Record) -> None:
         """A record that was accepted has run."""
-        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
         partition.scan.land(found)
         if partition.scan.releases:
             self.partitions.to_hold.set()
@@ -427,11 +423,6 @@ class CooperativeShell(abc.ABC):
         await self.partitions.flush()
 
     # --- what its parts ask of it -------------------------------------------------------------------------------
-
-    def _fetch_bytes(self, partition: Partition) -> int:
-        """How much of a partition one fetch brings at most."""
-        del partition
-        return self._settings.partition_fetch_bytes
 
     @abc.abstractmethod
     def _mirrors(self, partition: Partition) -> bool:

@@ -1,9 +1,9 @@
 """Decide which records of one partition a member may begin, and collect the starts that it must tell the server.
 
 With each grant the server tells how often records were begun by members that are gone (`cooperative.attempts`). A first
-start need not be told below the *horizon*, or within a span in free mode (except by a member with exact starts). Every
-other start is told to the server before it is made, with the number of starts of the record so far. Records that are
-given back unfinished are told with their number of starts, too (`owed`).
+start need not be told below the *horizon* (except by a member with exact starts). Every other start is told to the
+server before it is made, with the number of starts of the record so far. Records that are given back unfinished are
+told with their number of starts, too (`owed`).
 
     found ──▶ its start is known ──▶ begun
       │            ▲
@@ -15,14 +15,12 @@ meanwhile, so that it ends no other work. No I/O and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
-from flowshare.cooperative.attempts import Begun, begun_within, starts_of
-from flowshare.cooperative.ranges import Pair, merged
-from flowshare.cooperative.types import HORIZON_STEP, KeyRange, OffsetRange
-from flowshare.protocol.headers import OFFSET_MAX
+from flowshare.cooperative.attempts import Begun, starts_of
+from flowshare.cooperative.types import HORIZON_STEP, KeyRange
 
 R = TypeVar("R")
 STARTS_AT_ONCE: Final = 2_000
@@ -32,10 +30,9 @@ Held = Callable[[int], tuple[KeyRange, int] | None]
 
 
 class StartPart(NamedTuple):
-    """Starts of records whose hashes lie in `keys`, of a claim of this epoch: (offset, how often then). keys: None: of
-    the span of this epoch."""
+    """Starts of records whose hashes lie in `keys`, of a claim of this epoch: (offset, how often then)."""
 
-    keys: KeyRange | None
+    keys: KeyRange
     epoch: int
     starts: list[tuple[int, int]]
     horizon: int
@@ -100,18 +97,9 @@ class Starts(Generic[R]):
         if begun is not None:
             self._begun, self._counts = begun, dict(begun.starts)
 
-    def take_over(self, begun: Begun, others: Sequence[Pair]) -> None:
-        """Spans were taken: what of them was begun by others. others: spans that the member has beside these."""
-        self.counted, self._horizon = True, OFFSET_MAX
-        before = begun_within((), self._counts, self._begun.abandoned, merged(others))
-        abandoned = merged([*before.abandoned, *begun.abandoned])
-        self._begun = Begun(begun.reaches, (), tuple(OffsetRange(*one) for one in abandoned))
-        self._counts = dict((*before.starts, *begun.starts))
-
     def before(self, offset: int, hash_: int) -> int:
         """How often a record was begun by others."""
-        reaches, _, abandoned = self._begun
-        return starts_of(reaches, self._counts, abandoned, offset, hash_)
+        return starts_of(self._begun.reaches, self._counts, offset, hash_)
 
     def lose(self) -> None:
         """Nothing is held any more."""

@@ -1,8 +1,8 @@
 """Cooperative groups: calls of members to the server that keeps the state of their group (flowshare's own).
 
 The members of a group share partitions by keys: each holds ranges of hashes, and commits records one by one under them.
-Or they take the next records one by one (free mode): spans. `server.cooperative` answers. Ranges are half-open, of
-offsets and of hashes; the terms are those of the core (`flowshare.cooperative.types`).
+`server.cooperative` answers. Ranges are half-open, of offsets and of hashes; the terms are those of the core
+(`flowshare.cooperative.types`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from flowshare.cooperative.types import CommitEntry as CommitEntry
 from flowshare.cooperative.types import Entry as Entry
 from flowshare.cooperative.types import KeyRange as KeyRange
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
-from flowshare.cooperative.types import OffsetRange as OffsetRange
 from flowshare.cooperative.types import Reach as Reach
-from flowshare.cooperative.types import SpanEntry as SpanEntry
-from flowshare.cooperative.types import SpanStartEntry as SpanStartEntry
 from flowshare.cooperative.types import StartEntry as StartEntry
 from flowshare.protocol.declaration import OF_GROUP, Api
 from flowshare.protocol.kafka import ApiKey
@@ -39,7 +36,6 @@ from flowshare.protocol.private import (
 from flowshare.protocol.private import Pair as Pair
 from flowshare.protocol.rights import Operation, ResourceType
 
-TAKE_WAIT_MS_MAX: Final = 5_000
 STABLE_METADATA: Final = "flowshare cooperative E="
 """The beginning of the metadata of a committed offset that is the stable offset of a cooperative group; the reset epoch
 and the topic's id follow. An offset with other metadata was committed by another tool, and the group begins anew at
@@ -148,8 +144,8 @@ class HeldPartition(PartitionProgress):
     granted: newly held ranges: the member reads the committed offsets of these ranges anew before a handler starts.
     ranges: R, if something was granted. It is None if the answer had no room: then the member asks for R
     (`CooperativeOffsetsRequest`). pending: offsets of open transactions; no member may begin them. horizon: the member
-    begins nothing at or behind this offset without reporting the start (`StartEntry`). reaches, starts, abandoned:
-    records that others may have begun (`cooperative.attempts`), told with `ranges`.
+    begins nothing at or behind this offset without reporting the start (`StartEntry`). reaches, starts: records that
+    others may have begun (`cooperative.attempts`), told with `ranges`.
     """
 
     held: tuple[HeldKeys, ...] = ()
@@ -161,7 +157,6 @@ class HeldPartition(PartitionProgress):
     horizon: int = 0
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
-    abandoned: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +169,7 @@ class CooperativeHoldResponse(Response):
 
 class PartitionCommit(NamedTuple):
     """The records of one partition that a member has finished; the member knows the partition's reset epoch. entries:
-    `CommitEntry` by keys, `SpanEntry` in free mode; `StartEntry` and `SpanStartEntry` for records that the member is
-    about to begin."""
+    `StartEntry` for records that the member is about to begin."""
 
     topic_id: uuid.UUID
     partition: int
@@ -184,11 +178,11 @@ class PartitionCommit(NamedTuple):
 
 
 class EntryTold(NamedTuple):
-    """Any `Entry` on the wire. ranges: of offsets, or starts: (offset, how often). keys: None: out of a span."""
+    """Any `Entry` on the wire. ranges: of offsets, or starts: (offset, how often)."""
 
     epoch: Number
     ranges: list[Pair]
-    keys: Pair | None = None
+    keys: Pair
     horizon: Number = 0
     starts: bool = False
 
@@ -207,19 +201,13 @@ def tell_entry(entry: Entry) -> EntryTold:
     match entry:
         case CommitEntry(keys, epoch, ranges):
             return EntryTold(epoch, list(ranges), keys)
-        case SpanEntry(epoch, ranges):
-            return EntryTold(epoch, list(ranges))
         case StartEntry(keys, epoch, starts, horizon):
             return EntryTold(epoch, list(starts), keys, horizon, starts=True)
-        case SpanStartEntry(epoch, starts):
-            return EntryTold(epoch, list(starts), starts=True)
 
 
 def entry_of(told: EntryTold) -> Entry:
     """Return the entry that `tell_entry` was given."""
     epoch, ranges, keys, horizon, starts = told
-    if keys is None:
-        return SpanStartEntry(epoch, ranges) if starts else SpanEntry(epoch, ranges)
     claimed = KeyRange(*keys)
     return StartEntry(claimed, epoch, ranges, horizon) if starts else CommitEntry(claimed, epoch, ranges)
 
@@ -268,7 +256,7 @@ class CooperativeSettleRequest(Request["CooperativeSettleResponse"]):
     topic_id: uuid.UUID
     partition: int
     reset_epoch: int
-    entries: tuple[CommitEntry | SpanEntry, ...]
+    entries: tuple[CommitEntry, ...]
     outputs: tuple[SettleOutput, ...] = ()
     ordered: bool = False
     generation: int = 0
@@ -298,74 +286,6 @@ COOPERATIVE_SETTLE: Final = Api(
 )
 
 
-# --- record by record -------------------------------------------------------------------------------------------------
-
-
-class SpanEpochs(NamedTuple):
-    """Spans of a partition, named by their epochs."""
-
-    topic_id: uuid.UUID
-    partition: Number
-    epochs: tuple[Number, ...]
-
-
-class TakenFrom(NamedTuple):
-    """A partition from which a member takes records. committed: as in `WantedKeys`."""
-
-    topic_id: uuid.UUID
-    partition: Number
-    committed: GroupOffset | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CooperativeTakeRequest(Request["CooperativeTakeResponse"]):
-    """Give back spans, renew the leases of others, and take up to `count` offsets of the first partition that has any.
-
-    count 0: take nothing. max_wait_ms: longest wait if nothing is free, at most `TAKE_WAIT_MS_MAX`.
-    """
-
-    group_id: Text
-    member_id: Text
-    count: Number = 0
-    max_wait_ms: Number = 0
-    lease_ms: Number = LEASE_MS
-    auto_offset_reset: Text = "none"
-    exact_starts: bool = False
-    """True if the member reports each start before it makes the start (`Terms`)."""
-    partitions: tuple[TakenFrom, ...] = ()
-    renew: tuple[SpanEpochs, ...] = ()
-    give_back: tuple[SpanEpochs, ...] = ()
-
-
-class TakenSpan(NamedTuple):
-    """Offsets that are the member's under this epoch, for the lease."""
-
-    first: int
-    end: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenPartition(PartitionProgress):
-    """Spans of one partition, or the error. reaches, starts, abandoned: records of these spans that others may have
-    begun."""
-
-    spans: tuple[TakenSpan, ...] = ()
-    reaches: tuple[Reach, ...] = ()
-    starts: tuple[Pair, ...] = ()
-    abandoned: tuple[OffsetRange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CooperativeTakeResponse(Response):
-    """The outcome of a take. partitions: those with taken spans, and refused ones. lost: spans to renew or give back
-    that are not the member's any more."""
-
-    lease_ms: int = 0
-    partitions: tuple[TakenPartition, ...] = ()
-    lost: tuple[SpanEpochs, ...] = ()
-
-
 # --- for tools --------------------------------------------------------------------------------------------------------
 
 
@@ -382,7 +302,7 @@ class CooperativeOffsetsRequest(Request["CooperativeOffsetsResponse"]):
 
 
 class ToldClaim(NamedTuple):
-    """A claim of a member: hashes if the partition is shared by keys, otherwise offsets."""
+    """Hashes that a member holds alone."""
 
     first: int
     end: int
@@ -404,7 +324,7 @@ class ToldWait(NamedTuple):
 class PartitionOffsets(PartitionProgress):
     """The state of one partition. more: R goes on behind `ranges`. unstable: an open transaction may add to it.
 
-    reaches, starts, abandoned: records begun by members that are gone, sent with `ranges`. unfinished: offsets from S
+    reaches, starts: records begun by members that are gone, sent with `ranges`. unfinished: offsets from S
     to the log's end that are not committed, −1: that end is not known. blocked, lapsed, overlaps: counted since the
     server loaded the partition: `ClaimCounts`.
     """
@@ -414,11 +334,9 @@ class PartitionOffsets(PartitionProgress):
     more: bool = False
     unstable: bool = False
     claims: tuple[ToldClaim, ...] = ()
-    spans: tuple[ToldClaim, ...] = ()
     waits: tuple[ToldWait, ...] = ()
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
-    abandoned: tuple[OffsetRange, ...] = ()
     unfinished: int = -1
     blocked: int = 0
     lapsed: int = 0
@@ -480,13 +398,6 @@ COOPERATIVE_CALLS: Final = (
         route=OF_GROUP,
         rights=on_group(Operation.READ),
         forms={"partitions": Form(tuple[CommitTold, ...], _tell_commits, _commits_of)},
-    ),
-    OwnCall(
-        "cooperative_take",
-        CooperativeTakeRequest,
-        CooperativeTakeResponse,
-        route=OF_GROUP,
-        rights=on_group(Operation.READ),
     ),
     OwnCall(
         "cooperative_offsets",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.cooperative.decisions import Decision
     from flowshare.cooperative.partition import SettleAnswer
-    from flowshare.cooperative.types import CommitEntry, SpanEntry
+    from flowshare.cooperative.types import CommitEntry
     from flowshare.log.base import CheckedOutput, SettlesApart
     from flowshare.server.cooperative.owner import PartitionOwner
     from flowshare.server.cooperative.writing import GroupWriter
@@ -79,7 +79,7 @@ class ApartSettles:
         self,
         number: int,
         decision: Decision[SettleAnswer],
-        entries: Sequence[CommitEntry | SpanEntry],
+        entries: Sequence[CommitEntry],
         reset_epoch: int,
         outputs: Sequence[CheckedOutput],
     ) -> None:

@@ -149,7 +149,6 @@ class CooperativeGroups:
         self.groups = self._runtime.entries
         self.take = self._runtime.take
         self.checked = storage.checked
-        storage.on_append(self._appended)
 
     def start(self) -> None:
         """Begin to end leases; state is read when it is asked for."""
@@ -221,9 +220,7 @@ class CooperativeGroups:
         if owner is not None:
             partition = owner.partition
             return Peeked(
-                PartitionState(
-                    partition.offsets, partition.claims, partition.spans, partition.pending, partition.attempts
-                ),
+                PartitionState(partition.offsets, partition.claims, partition.pending, partition.attempts),
                 owner,
             )
         found = await read(self._storage, PartitionKey(group_id, *place))
@@ -311,7 +308,6 @@ class CooperativeGroups:
                     "ranges": owner.partition.offsets.count,
                     "span": owner.partition.offsets.span,
                     "claims": len(owner.partition.claims.state.claims),
-                    "spans": len(owner.partition.spans.state.spans),
                     "unowned": owner.partition.claims.unowned if owner.partition.claims else 0,
                     "blocked_ms": owner.partition.claims.waiting_ms(now_ms),
                 }
@@ -387,6 +383,9 @@ class CooperativeGroups:
         if loaded is not None and not anew and not left_over:
             if loaded.unreadable:
                 logger.error("%d committed ranges cannot be read, their records come again: %s", loaded.unreadable, key)
+            if loaded.repair:
+                self._check_same(group)
+                await self._beside.write(group.group_id, writes_of(key.prefix, loaded.repair), [])
             partition = CooperativePartition(loaded.state)
         elif begin is None:
             return None
@@ -515,10 +514,6 @@ class CooperativeGroups:
                 del self.groups[group_id]
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _appended(self, topic: str, partition: int) -> None:
-        for owner in self._by_log.get((topic, partition), ()):
-            owner.look()
 
     @staticmethod
     def _over(group: Group, place: Place, task: asyncio.Task[PartitionOwner | None]) -> None:

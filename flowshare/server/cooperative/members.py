@@ -1,4 +1,4 @@
-"""Answers to members of cooperative groups: hold keys, commit records, take records.
+"""Answers to members of cooperative groups: hold keys, commit records.
 
 Rights are Kafka's, as for a consumer: READ on the group, which the edge checks, and READ on each topic, which is
 checked here through the connection. Each partition gets its own answer; a refused partition refuses no other.
@@ -10,45 +10,32 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.cooperative.claims import CLAIMS_MAX
-from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, SpanStartEntry, StartEntry, Terms
-from flowshare.core_errors import (
-    FencedMemberEpoch,
-    FencedStateEpoch,
-    InvalidRequest,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
-)
+from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, StartEntry, Terms
+from flowshare.core_errors import FencedStateEpoch, InvalidRequest
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import (
-    TAKE_WAIT_MS_MAX,
     BlockedKeys,
     CommittedPartition,
     CooperativeCommitRequest,
     CooperativeCommitResponse,
     CooperativeHoldRequest,
     CooperativeHoldResponse,
-    CooperativeTakeRequest,
-    CooperativeTakeResponse,
     HeldKeys,
     HeldPartition,
-    SpanEpochs,
-    TakenPartition,
-    TakenSpan,
 )
 from flowshare.server.cooperative.coordinator import MEMBER_BYTES, Begin
 from flowshare.server.cooperative.owner import CLAIM_BYTES, RANGE_BYTES
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
-from flowshare.server.runtime.waiting import Ended, Purgatory, Waiter
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
     from flowshare.cooperative.partition import Progress
     from flowshare.cooperative.types import Entry
-    from flowshare.protocol.messages.cooperative import PartitionCommit, TakenFrom, WantedKeys
+    from flowshare.protocol.messages.cooperative import PartitionCommit, WantedKeys
     from flowshare.server.cooperative.coordinator import CooperativeGroups, Group, Place
     from flowshare.server.cooperative.owner import PartitionOwner
 
@@ -60,12 +47,8 @@ KEY_RANGES_MAX: Final = CLAIMS_MAX
 """Ranges of keys of one `hold`, in all partitions."""
 COMMIT_RANGES_MAX: Final = 10_000
 """Ranges of offsets of one commit, and entries, in all partitions: a member sends more in several requests."""
-SPANS_MAX: Final = 10_000
-"""Spans that one request may renew and give back."""
 ANSWER_RANGES_MAX: Final = 120_000
 """Committed ranges in one answer; what does not fit is asked for by `CooperativeOffsetsRequest`."""
-WAITING_MAX: Final = 100_000
-"""Partitions at which members wait for something to take, all together."""
 DRAIN_MS_MAX: Final = 86_400_000
 
 
@@ -76,7 +59,6 @@ class CooperativeMembers(Family):
         self._groups = groups
         self._stats = groups.stats
         self._clock = groups.clock
-        self._purgatory = Purgatory(WAITING_MAX)
 
     # --- hold ---------------------------------------------------------------------------------------------------
 
@@ -127,59 +109,6 @@ class CooperativeMembers(Family):
             return CommittedPartition(**progress_of(owner, answer.progress), fenced=answer.fenced)
 
         return CooperativeCommitResponse(partitions=tuple(await _each(one, request.partitions)))
-
-    # --- take ---------------------------------------------------------------------------------------------------
-
-    @handles(CooperativeTakeRequest, CooperativeTakeResponse)
-    async def take(self, request: CooperativeTakeRequest, connection: InProcess) -> CooperativeTakeResponse:
-        """Give back and renew spans, then take records, or wait for some."""
-        self._stats.takes += 1
-        group_id, _ = check_ids(request.group_id, request.member_id)
-        _check_lease(request.lease_ms)
-        _check_count(len(request.partitions), PARTITIONS_MAX, "partitions")
-        _check_once((part.topic_id, part.partition) for part in request.partitions)
-        _check_count(sum(len(one.epochs) for one in (*request.renew, *request.give_back)), SPANS_MAX, "spans")
-        group = self._groups.find(group_id, connection.counts_as())
-        self._groups.take(connection.counts_as(), CLAIM_BYTES if request.count else 0)
-        ask = _Take(self._groups, group, request, connection)
-        lost = [*await _each(ask.give_back, request.give_back), *await _each(ask.renew, request.renew)]
-        parts = await self._taken(ask, connection) if request.count else []
-        self._groups.expect(group.owners.values())
-        return CooperativeTakeResponse(
-            lease_ms=request.lease_ms, partitions=tuple(parts), lost=tuple(one for one in lost if one.epochs)
-        )
-
-    async def _taken(self, ask: _Take, connection: InProcess) -> list[TakenPartition]:
-        """Take free offsets, at once or as soon as there are some. A refused partition is answered at once, too."""
-        wait_ms = min(ask.request.max_wait_ms, TAKE_WAIT_MS_MAX)
-        found = await ask.take()
-        if found or not wait_ms or not ask.owners:
-            return found
-        waiter = Waiter()
-        timer = waiter.end_after(self._clock, wait_ms)
-        connection.watch(waiter)
-        self._purgatory.add(waiter, len(ask.owners))
-        waits = ask.owners
-        called: list[PartitionOwner] = []
-        try:
-            while not found and waiter.ended is Ended.NO:
-                for owner in waits:
-                    owner.waiting.park(waiter, ask.request.member_id)
-                found = await ask.take()  # again, now that nothing is missed
-                if not found and waiter.ended is Ended.NO:
-                    await waiter.wait()
-                called = [owner for owner in waits if owner.waiting.leave(waiter)]
-                if not found and not waiter.abandoned:
-                    found = await ask.take()
-                    called = [owner for owner in called if found and owner is not ask.owners[-1]]
-                waits = ask.owners
-        finally:
-            timer.cancel()
-            connection.unwatch(waiter)
-            self._purgatory.remove(waiter)
-            for owner in (*called, *(one for one in waits if one.waiting.leave(waiter))):
-                owner.look()  # it was this one's turn there, and it does not come
-        return found
 
     async def _owner(self, group: Group, place: Place, party: str | None) -> PartitionOwner | None:
         owner = group.owners.get(place)
@@ -239,12 +168,10 @@ class _Hold:
             horizon=answer.horizon,
             reaches=answer.begun.reaches,
             starts=answer.begun.starts,
-            abandoned=answer.begun.abandoned,
         )
 
     def _is_there(self, owner: PartitionOwner) -> bool:
-        partition, member = owner.partition, self._request.member_id
-        return member in partition.claims.state.members or any(partition.spans.of(member))
+        return self._request.member_id in owner.partition.claims.state.members
 
     async def _leave(self, owner: PartitionOwner) -> None:
         with contextlib.suppress(*EXPECTED):  # the next call of the member says it again, or its lease ends
@@ -254,75 +181,6 @@ class _Hold:
         """Wait until what is not named is free."""
         for leaving in self._leaves:
             await leaving
-
-
-class _Take:
-    """One `take`. owners: those of its partitions that can be taken of."""
-
-    def __init__(
-        self, groups: CooperativeGroups, group: Group, request: CooperativeTakeRequest, connection: InProcess
-    ) -> None:
-        self._groups, self._group, self.request, self._connection = groups, group, request, connection
-        self.owners: list[PartitionOwner] = []
-
-    async def give_back(self, spans: SpanEpochs) -> SpanEpochs:
-        """Give back; what is not the member's any more."""
-        owner = await self._owner(spans)
-        lost: list[int] = []
-        for epoch in dict.fromkeys(spans.epochs) if owner is not None else ():
-            try:
-                await cast("PartitionOwner", owner).give_back(self.request.member_id, epoch)
-            except FencedMemberEpoch:
-                lost.append(epoch)
-        return spans._replace(epochs=spans.epochs if owner is None else tuple(lost))
-
-    async def renew(self, spans: SpanEpochs) -> SpanEpochs:
-        """Begin leases anew; of what is not the member's any more."""
-        owner = await self._owner(spans)
-        if owner is None:
-            return spans
-        lost = await owner.renew(self.request.member_id, spans.epochs, lease_ms=self.request.lease_ms)
-        return spans._replace(epochs=lost)
-
-    async def take(self) -> list[TakenPartition]:
-        """Of the first partition that has something; and those that are refused."""
-        request = self.request
-        self.owners, told = [], list[TakenPartition]()
-        for part in request.partitions:
-            try:
-                owner = await self._opened(part)
-                self.owners.append(owner)
-                answer = await owner.take(
-                    request.member_id,
-                    request.count,
-                    lease_ms=request.lease_ms,
-                    exact_starts=request.exact_starts,
-                    committed=part.committed,
-                )
-            except EXPECTED as error:
-                told.append(refused(TakenPartition, part, error))
-                continue
-            if answer.spans:
-                spans = tuple(TakenSpan(span.first, span.end, span.epoch) for span in answer.spans)
-                begun = answer.begun._asdict()
-                return [*told, TakenPartition(**progress_of(owner, answer.progress), spans=spans, **begun)]
-        return told
-
-    async def _opened(self, part: TakenFrom) -> PartitionOwner:
-        await check_readable(self._groups, (part.topic_id, part.partition), self._connection)
-        party = self._connection.counts_as()
-        begin = Begin(self.request.auto_offset_reset, part.committed)
-        owner = await self._groups.open(self._group, (part.topic_id, part.partition), party, begin)
-        assert owner is not None, "it begins where there is none"
-        return owner
-
-    async def _owner(self, spans: SpanEpochs) -> PartitionOwner | None:
-        """Whose these are; None: nothing is kept of such a partition, as its topic may be gone."""
-        place = spans.topic_id, spans.partition
-        try:
-            return await self._groups.open(self._group, place, self._connection.counts_as(), None)
-        except (UnknownTopicId, UnknownTopicOrPartition):
-            return None
 
 
 # --- what answers are made of -----------------------------------------------------------------------------------------
@@ -365,13 +223,13 @@ def _fitting(parts: tuple[HeldPartition, ...]) -> tuple[HeldPartition, ...]:
     fitting: list[HeldPartition] = []
     for part in parts:
         size = 0 if part.ranges is None else len(part.ranges.firsts)
-        fitting.append(part if size <= room else replace(part, ranges=None, reaches=(), starts=(), abandoned=()))
+        fitting.append(part if size <= room else replace(part, ranges=None, reaches=(), starts=()))
         room -= size if size <= room else 0
     return tuple(fitting)
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.starts if isinstance(entry, StartEntry | SpanStartEntry) else entry.ranges)
+    return len(entry.starts if isinstance(entry, StartEntry) else entry.ranges)
 
 
 def _terms(request: CooperativeHoldRequest) -> Terms:

@@ -20,11 +20,10 @@ from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of, stable_metadata
 from flowshare.server.cooperative.apart import ApartSettles
 from flowshare.server.cooperative.parked import PARK_MS, ParkedSettles
-from flowshare.server.runtime.waiting import WaitQueue
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Container, Coroutine, Sequence
 
     from flowshare.clock import Clock
     from flowshare.cooperative.decisions import Decision
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
         Progress,
         Read,
         SettleAnswer,
-        Taken,
     )
     from flowshare.cooperative.ranges import Pair
-    from flowshare.cooperative.types import CommitEntry, Entry, SpanEntry, Terms
+    from flowshare.cooperative.types import CommitEntry, Entry, Terms
     from flowshare.log.base import CheckedOutput, Log, LogOffsets, Topic
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.stats import Stats
@@ -53,8 +51,8 @@ PARTITION_BYTES: Final = 2_000
 RANGE_BYTES: Final = 16
 CLAIM_BYTES: Final = 300
 STARTS_BYTES: Final = 100
-"""About what these take in memory: a partition by itself, a committed range, a claim or span with its member, a record
-whose starts are counted."""
+"""About what these take in memory: a partition by itself, a committed range, a claim with its member, a record whose
+starts are counted."""
 
 
 class PartitionOwner:
@@ -83,8 +81,6 @@ class PartitionOwner:
         self.prefix = key.prefix
         self.closed = False
         self.used_ms = clock.steady_ms()
-        self.waiting = WaitQueue()
-        """Who waits for offsets to take."""
         self.seen = seen
         """Records that the group's ordinary offset was once seen to be ours (`store`); the next write stores this."""
         self.seen_stored = seen
@@ -113,7 +109,7 @@ class PartitionOwner:
     def size(self) -> int:
         """About the bytes that it takes in memory."""
         partition = self.partition
-        held = len(partition.claims.state.claims) + len(partition.spans.state.spans)
+        held = len(partition.claims.state.claims)
         begun = STARTS_BYTES * len(partition.attempts.state.starts)
         return PARTITION_BYTES + RANGE_BYTES * partition.offsets.count + CLAIM_BYTES * held + begun
 
@@ -122,7 +118,6 @@ class PartitionOwner:
         """True if no member holds or waits for anything, and nothing is left to write or to tell."""
         partition = self.partition
         unused = not partition.in_use and not partition.claims.state.members
-        unused = unused and not len(self.waiting) and not self.waiting.called
         return unused and not self._writer.busy and self.doubt is None
 
     def bounds(self) -> LogOffsets | None:
@@ -176,7 +171,7 @@ class PartitionOwner:
         self,
         member: str,
         reset_epoch: int,
-        entries: Sequence[CommitEntry | SpanEntry],
+        entries: Sequence[CommitEntry],
         outputs: Sequence[CheckedOutput],
         *,
         generation: int | None = None,
@@ -211,39 +206,10 @@ class PartitionOwner:
         decision = self.partition.settled_apart(number, self._clock.steady_ms(), committed=committed)
         return self._add(decision, beside=beside)
 
-    async def take(
-        self,
-        member: str,
-        count: int,
-        *,
-        lease_ms: int,
-        exact_starts: bool = False,
-        committed: GroupOffset | None = None,
-    ) -> Taken:
-        """As `CooperativePartition.take`. Raises: UnknownTopic, too."""
-        now_ms = self._begin()
-        self._adopt(committed, now_ms)
-        if self._end is None:
-            raise UnknownTopic(f"the log of {self.topic.name}-{self.key.partition} is not there")
-        decision = self.partition.take(member, count, self._end, now_ms, lease_ms=lease_ms, exact_starts=exact_starts)
-        if decision.answer.spans:
-            self.look()  # there may be more
-        return await self._durable(decision)
-
-    async def renew(self, member: str, epochs: Iterable[int], *, lease_ms: int) -> tuple[int, ...]:
-        """As `CooperativePartition.renew`."""
-        return await self._durable(self.partition.renew(member, epochs, self._begin(), lease_ms=lease_ms))
-
-    async def give_back(self, member: str, epoch: int) -> Progress:
-        """As `CooperativePartition.give_back`."""
-        decision = self.partition.give_back(member, epoch, self._begin())
-        self.look_anew()
-        return await self._durable(decision)
-
     async def leave(self, member: str) -> Progress:
         """As `CooperativePartition.leave`."""
         decision = self.partition.leave(member, self._begin())
-        self.look_anew()
+        self.parked.look()
         return await self._durable(decision)
 
     async def reset(self, offset: int) -> Progress:
@@ -264,35 +230,24 @@ class PartitionOwner:
         due_ms = self.partition.next_deadline_ms()
         if self.closed or due_ms is None or due_ms > now_ms:
             return
-        claims, spans = self.partition.claims.state, self.partition.spans.state
+        claims = self.partition.claims.state
         gone = {name for name, one in claims.members.items() if one.deadline_ms <= now_ms}
         self._stats.lapsed += sum(1 for claim in claims.claims if claim.member in gone)
-        self._stats.lapsed += sum(1 for span in spans.spans if span.deadline_ms <= now_ms)
         self._keep(self.partition.lapse(now_ms))
-        self.look_anew()
+        self.parked.look()
 
     def cut(self, end: int) -> None:
         """The log was cut at `end`: what was committed behind it is of records that are there no more."""
         if not self.closed and self.partition.offsets.furthest > end:
             logger.warning("the log was cut at offset %d, commits behind it are taken back: %s", end, self.key)
             self._keep(self.partition.truncate(end, self._clock.steady_ms()))
-            self.look_anew()
-
-    def look(self) -> None:
-        """Something may be free: who has waited longest looks again, and whoever takes something wakes the next one."""
-        self.waiting.wake_some(1)
-
-    def look_anew(self) -> None:
-        """Something is held, or committed, no more: the same, and whoever waits for its turn sees whether it may."""
-        self.look()
-        self.parked.look()
+            self.parked.look()
 
     def close(self) -> None:
         """Serve it no more; what is under way fails, unless its write is."""
         self.closed = True
         if self._apart is not None:
             self._apart.close()
-        self.waiting.wake_all()
         self.parked.look()
 
     # --- its ordinary offset ------------------------------------------------------------------------------------

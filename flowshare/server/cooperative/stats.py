@@ -10,22 +10,21 @@ from flowshare.server.runtime.latencies import Latencies
 
 @dataclass(slots=True)
 class Stats:
-    """holds, commits, takes: requests of members. loads: of partitions. writes:
-    of state; failed_writes: those that could not be made, whose requests were refused.
+    """holds, commits: requests of members. loads: of partitions. writes: of state; failed_writes: those that could not
+    be made, whose requests were refused.
 
     settles: commits with outputs; failed_settles: those that were refused. parked: how often one waited for the offsets
     before its own.
 
     blocked: ranges that a hold asked for and another member held. overlaps: ranges that were taken from a member that
     did not give them back in time (mode `available`), whose handlers may have run beside those of the next one. lapsed:
-    claims and spans whose lease ended. fenced: entries of commits that were refused because the member held their keys
+    claims whose lease ended. fenced: entries of commits that were refused because the member held their keys
     no more. lost: records that were deleted, or passed over, before anybody had finished them. resets: partitions that
     began anew where somebody had set the group's offset. load_s, write_s: how long loads and writes took.
     """
 
     holds: int = 0
     commits: int = 0
-    takes: int = 0
     settles: int = 0
     failed_settles: int = 0
     parked: int = 0

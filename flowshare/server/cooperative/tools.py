@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.cooperative.claims import Claims
-    from flowshare.cooperative.types import Claim, Span
+    from flowshare.cooperative.types import Claim
     from flowshare.log.base import Topic
     from flowshare.server.cooperative.coordinator import CooperativeGroups, Place
 
@@ -41,7 +41,7 @@ RANGES_MAX: Final = 60_000
 """Committed ranges in one answer."""
 PARTITIONS_MAX: Final = 10_000
 CLAIMS_TOLD_MAX: Final = 1_000
-"""Claims, and spans, of a partition that are told."""
+"""Claims of a partition that are told."""
 
 
 class CooperativeTools(Family):
@@ -147,10 +147,8 @@ class CooperativeTools(Family):
             more=more,
             unstable=unstable,
             claims=_claims(claims),
-            spans=_claims(state.spans.state.spans),
             reaches=begun.reaches,
             starts=begun.starts,
-            abandoned=begun.abandoned,
             waits=_waits(state.claims, self._groups.clock.steady_ms()),
             unfinished=-1 if end < 0 else max(0, end - stable - ahead),
             blocked=counts.blocked,
@@ -173,7 +171,7 @@ def _page(columns: OffsetColumns, first: int, room: int) -> tuple[OffsetColumns,
     return OffsetColumns(columns.firsts[at:end], columns.ends[at:end]), end < len(columns.firsts)
 
 
-def _claims(found: Sequence[Claim | Span]) -> tuple[ToldClaim, ...]:
+def _claims(found: Sequence[Claim]) -> tuple[ToldClaim, ...]:
     return tuple(ToldClaim(one.first, one.end, one.member, one.epoch) for one in found[:CLAIMS_TOLD_MAX])
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -57,72 +55,6 @@ def test_a_record_that_kills_its_process_is_a_dead_letter_after_its_attempts_and
 
         world.wait(done)
         assert [attempt for n, attempt in world.notes() if n == "7"] == ["1", "2", "3"]
-    finally:
-        world.close()
-
-
-FREE = """
-import asyncio, os, signal
-import flowshare as fs
-
-journal = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-settings = fs.CooperativeSettings(lease=1.0, max_poll_records=4, exact_starts=os.environ["EXACT"] == "yes")
-
-async def main() -> None:
-    consumer = fs.CooperativeConsumer(os.environ["URL"], ["in"], group_id="g", settings=settings, free=True)
-    async with consumer:
-        while True:
-            await asyncio.gather(*(handle(consumer, record) for record in await consumer.poll(1.0)))
-
-async def handle(consumer, record) -> None:
-    if record.attempt > 3:
-        os.write(journal, f"{record.value.decode()} dead\\n".encode())
-        await consumer.settle([record], {"dead": [record.value]})
-        return
-    os.write(journal, f"{record.value.decode()} {record.attempt}\\n".encode())
-    await asyncio.sleep(0.01)
-    if record.value == b"7":
-        os.kill(os.getpid(), signal.SIGKILL)
-    consumer.commit(record)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("exact", ["yes", "no"])
-def test_in_free_mode_a_record_that_kills_its_process_is_told_its_attempts_and_all_others_end(tmp_path, exact) -> None:
-    (tmp_path / "free.py").write_text(FREE)
-    world = Processes(tmp_path, f"embedded://{tmp_path}/path", EXACT=exact)
-
-    async def create() -> None:
-        async with fs.Broker(world.url) as broker, fs.ShareAdmin(broker) as admin:
-            for topic in ("in", "dead"):
-                await admin.create_topic(topic, partitions=1)
-
-    async def unfinished() -> int:
-        async with fs.Broker(world.url) as broker, fs.ShareAdmin(broker) as admin:
-            return sum(part.unfinished for part in await admin.cooperative.offsets("g"))
-
-    try:
-        asyncio.run(create())
-        world.send("in", *(str(n).encode() for n in range(200)))
-        for _ in range(3):
-            consumer = world.start("free.py")
-            assert consumer.wait(60) == -signal.SIGKILL
-            world.started.remove(consumer)
-        world.start("free.py")
-        world.wait(lambda: len({note[0] for note in world.notes()}) == 200)
-        world.wait(lambda: asyncio.run(unfinished()) == 0)
-
-        tries = defaultdict(list)
-        for n, attempt in world.notes():
-            tries[n].append(attempt)
-        assert tries.pop("7") == ["1", "2", "3", "dead"]
-        assert not any("dead" in told for told in tries.values())
-        if exact == "yes":  # twice up to four in flight, and four whose commits were under way
-            assert sum(told[-1] != "1" for told in tries.values()) <= 16
     finally:
         world.close()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pytest
-
 from flowshare.client.cooperative.consumer import CooperativeRecord
 from flowshare.client.producer.producer import Message
 from flowshare.protocol.batches import BatchBuilder
@@ -14,7 +12,6 @@ from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.client.cooperative.worlds import QUICK, coop_world
 
-BOTH = pytest.mark.parametrize("free", [False, True], ids=["by keys", "free"])
 DAY_MS = 86_400_000
 LAST_MS = 253_402_300_799_999
 """Of the year 9999."""
@@ -22,8 +19,7 @@ YEARS_10_8_MS = 10**8 * 365 * DAY_MS
 ODD_MS = (-1, 0, 1, LAST_MS, LAST_MS + 1, YEARS_10_8_MS, 2**63 - 1)
 
 
-@BOTH
-def test_a_clock_that_is_set_by_days_and_back_again_changes_nothing(free, monkeypatch):
+def test_a_clock_that_is_set_by_days_and_back_again_changes_nothing(monkeypatch):
     async def play() -> None:
         now_ms, ahead = LoopTimeClock.now_ms, [0]
         monkeypatch.setattr(LoopTimeClock, "now_ms", lambda clock: now_ms(clock) + ahead[0])
@@ -33,7 +29,7 @@ def test_a_clock_that_is_set_by_days_and_back_again_changes_nothing(free, monkey
                 await asyncio.sleep(0.1)
 
             for name in "ab":
-                coop.worker(name, handler, free=free)
+                coop.worker(name, handler)
             for days in (400, -400, 1, -1, 0):
                 ahead[0] = days * DAY_MS
                 await coop.send(40, first=len(coop.runs))
@@ -41,8 +37,7 @@ def test_a_clock_that_is_set_by_days_and_back_again_changes_nothing(free, monkey
                 await coop.until(lambda count=count: sum(run.committed for run in coop.runs) >= count, limit_s=20.0)
                 await asyncio.sleep(7.0)
             assert len(coop.runs) == 200
-            if not free:
-                coop.check_order()
+            coop.check_order()
 
     run(play())
 
@@ -71,11 +66,10 @@ def test_a_record_that_is_released_for_a_time_comes_when_that_is_over_however_th
     run(play())
 
 
-@BOTH
-def test_records_with_odd_timestamps_are_handled_as_all_others(free):
+def test_records_with_odd_timestamps_are_handled_as_all_others():
     async def play() -> None:
         async with coop_world() as coop:
-            consumer = coop.consumer(replace(QUICK, max_poll_records=20), free=free)
+            consumer = coop.consumer(replace(QUICK, max_poll_records=20))
             far = {"message.timestamp.after.max.ms": str(2**63 - 1)}
             await coop.world.storage.create_topic("odd", partitions=1, configs=far)
             consumer.subscribe(["odd"])

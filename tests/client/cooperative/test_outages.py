@@ -35,11 +35,8 @@ async def back(world: CoopWorld, *, after_s: float) -> None:
     world.faults.lose_answer = lambda request: False
 
 
-@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("how", ["is refused", "does not say where it begins", "was cut"])
-def test_a_partition_that_cannot_be_read_holds_up_no_other(
-    free: bool, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_that_cannot_be_read_holds_up_no_other(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sending, broken = _Connection.send, True
     code = ErrorCode.NOT_LEADER_OR_FOLLOWER if how == "is refused" else ErrorCode.OFFSET_OUT_OF_RANGE
 
@@ -57,7 +54,7 @@ def test_a_partition_that_cannot_be_read_holds_up_no_other(
     async def story() -> None:
         nonlocal broken
         async with coop_world(partitions=2) as world:
-            consumer: Any = world.consumer(BRIEF, member_id="a", free=free)
+            consumer: Any = world.consumer(BRIEF, member_id="a")
             consumer.subscribe(["orders"])
             await world.world.producer.send("orders", b"late", partition=1)
             while "orders-1" not in (consumer.trouble or ""):
@@ -80,12 +77,11 @@ def test_a_partition_that_cannot_be_read_holds_up_no_other(
     run(story())
 
 
-@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_commit_that_outlives_its_lease_unanswered_is_told_as_open(free: bool, arrives: bool) -> None:
+def test_a_commit_that_outlives_its_lease_unanswered_is_told_as_open(arrives: bool) -> None:
     async def story() -> None:
         async with coop_world() as world:
-            consumer, records = await ten_in_hand(world, free=free)
+            consumer, records = await ten_in_hand(world)
             if arrives:
                 world.faults.lose_answer = lambda request: True
             else:
@@ -104,8 +100,7 @@ def test_a_commit_that_outlives_its_lease_unanswered_is_told_as_open(free: bool,
     run(story())
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_once_at_most_holds_through_an_outage(free: bool) -> None:
+def test_once_at_most_holds_through_an_outage() -> None:
     handled: list[int] = []
 
     async def once(consumer: Any, records: list[Any]) -> None:
@@ -119,7 +114,7 @@ def test_once_at_most_holds_through_an_outage(free: bool) -> None:
 
     async def story() -> None:
         async with coop_world() as world:
-            consumer, records = await ten_in_hand(world, free=free)
+            consumer, records = await ten_in_hand(world)
             world.faults.away.add("a")
             coming = asyncio.create_task(back(world, after_s=1.5))
             await once(consumer, records)

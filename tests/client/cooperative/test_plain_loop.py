@@ -30,14 +30,13 @@ async def settle_all(world: CoopWorld, consumer: Any, count: int) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("keys", ["aaab", "aabbaabb", "abcabc", "aaaaabbbbbcaaab"])
-def test_a_lone_member_is_never_held_up_by_a_record_of_its_own(free: bool, keys: str) -> None:
+def test_a_lone_member_is_never_held_up_by_a_record_of_its_own(keys: str) -> None:
     async def story() -> None:
         async with coop_world() as world:
             await send(world, keys)
             await world.world.storage.create_topic("out")
-            consumer: Any = world.consumer(free=free)
+            consumer: Any = world.consumer()
             consumer.subscribe(["orders"])
             began_s = world.clock.monotonic()
             seen = await settle_all(world, consumer, len(keys))

@@ -67,11 +67,10 @@ def test_of_one_key_the_next_record_comes_when_the_one_before_is_settled() -> No
     run(story())
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_a_lost_answer_writes_nothing_a_second_time_and_is_told_as_done(free: bool) -> None:
+def test_a_lost_answer_writes_nothing_a_second_time_and_is_told_as_done() -> None:
     async def story() -> None:
         async with coop_world() as world:
-            consumer = await begun(world, free=free)
+            consumer = await begun(world)
             records = await consumer.poll(5.0)
             lost: list[Any] = []
 

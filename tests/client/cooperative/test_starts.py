@@ -3,15 +3,11 @@ first."""
 
 from __future__ import annotations
 
-import pytest
-
 from flowshare.client.cooperative import starts as starts_module
 from flowshare.client.cooperative.dispatch import SUSPECT_AT
 from flowshare.client.cooperative.scan import KeyScan, Progress
-from flowshare.client.cooperative.settles import start_entry_of
-from flowshare.client.cooperative.spans import SpanScan
 from flowshare.cooperative.attempts import Begun
-from flowshare.cooperative.types import HASHES, HORIZON_STEP, KeyRange, OffsetRange, Reach, SpanStartEntry
+from flowshare.cooperative.types import HASHES, HORIZON_STEP, KeyRange, Reach
 
 START = Progress(0, 1, 0, 0)
 HALF = HASHES // 2
@@ -29,12 +25,12 @@ def holding(
     return scan
 
 
-def begun(scan: KeyScan[str] | SpanScan[str], count: int = 100, *, alone: bool = False) -> list[tuple[int, int]]:
+def begun(scan: KeyScan[str], count: int = 100, *, alone: bool = False) -> list[tuple[int, int]]:
     """Offsets that are begun now, with the attempt."""
     return [(one.offset, one.attempt) for one in scan.take(count, 0.0, alone=alone)]
 
 
-def answered(scan: KeyScan[str] | SpanScan[str], *refused: int) -> list[tuple[int, int]]:
+def answered(scan: KeyScan[str], *refused: int) -> list[tuple[int, int]]:
     """Tell the due starts, answer them as the server does (but for refused parts), and return them."""
     telling = scan.telling()
     assert telling is not None
@@ -204,115 +200,25 @@ def test_a_suspect_waits_for_no_record_that_is_settled_in_order_and_none_waits_f
     assert scan.dispatcher.at_work == 0
 
 
-# -- in free mode
-
-
-def taker(*, exact: bool = False, abandoned: tuple[OffsetRange, ...] = (), **starts: int) -> SpanScan[str]:
-    """A member that has two spans of five offsets each, read."""
-    scan: SpanScan[str] = SpanScan(exact_starts=exact)
-    begun = Begun((), tuple((int(at[1:]), count) for at, count in starts.items()), abandoned)
-    scan.taken([(0, 5, 7), (5, 10, 8)], START, begun)
-    scan.scanned(0, 10, [(at, 77, f"r{at}") for at in range(10)])
-    return scan
-
-
-def test_a_first_start_within_a_span_needs_no_word_and_there_is_no_horizon_to_be_moved():
-    scan = taker()
-    assert begun(scan) == [(at, 1) for at in range(10)]
-    assert scan.telling() is None
-
-
-def test_what_others_may_have_begun_of_spans_is_told_span_by_span():
-    scan = taker(abandoned=(OffsetRange(4, 6),), o8=1)
-    assert [at for at, _ in begun(scan)] == [0, 1, 2, 3, 6, 7, 9]
-    telling = scan.telling()
-    assert telling is not None
-    told = [start_entry_of(part) for part in telling.parts]
-    assert sorted(told) == [SpanStartEntry(7, [(4, 2)]), SpanStartEntry(8, [(5, 2)]), SpanStartEntry(8, [(8, 2)])]
-    scan.told(telling, ())
-    assert begun(scan) == [(4, 2), (5, 2), (8, 2)]
-
-
-def test_keys_count_where_members_shared_by_them_before():
-    scan: SpanScan[str] = SpanScan()
-    scan.taken([(0, 5, 7)], START, Begun((Reach(70, 80, 3),)))
-    scan.scanned(0, 5, [(at, 77 if at < 4 else 5, "r") for at in range(5)])
-    assert [at for at, _ in begun(scan)] == [3, 4]
-    assert answered(scan) == [(0, 2), (1, 2), (2, 2)]
-
-
-def test_suspects_of_spans_run_alone_and_a_retry_is_told_of():
-    scan = taker(o3=SUSPECT_AT, o6=SUSPECT_AT + 1)
-    others = scan.take(100, 0.0)
-    assert [one.offset for one in others] == [0, 1, 2, 4, 5, 7, 8, 9]
-    assert (scan.starts.suspects_wait, scan.telling()) == (True, None)
-    for one in others[:-1]:
-        scan.finish(one)
-    scan.give_back(others[-1])
-    assert begun(scan, 1, alone=True) == []
-    assert answered(scan) == [(3, 3)]
-    (suspect,) = scan.take(1, 0.0, alone=True)
-    assert (suspect.offset, suspect.attempt, suspect.epoch) == (3, 3, 7)
-    scan.give_back(suspect)
-    begun(scan, 1, alone=True)
-    assert answered(scan) == [(6, 4)], "the next one first"
-
-
-def test_of_what_a_taker_leaves_each_start_is_owed_and_its_span_is_not_given_back_before():
-    scan = taker()
-    flights = scan.take(8, 0.0)
-    scan.give_back(flights[6])
-    scan.give_back(flights[7], unrun=True)
-    for one in flights[1:6]:
-        scan.finish(one)
-    batch = scan.commit()
-    assert batch is not None
-    scan.committed(batch, START)
-    assert scan.unbegun() == [], "of one a record is in flight, of the other one a record was begun"
-    telling = scan.telling(owed=True)
-    assert telling is not None
-    assert sorted(part.starts for part in telling.parts) == [[(0, 1)], [(6, 1)]]
-
-
-def test_a_taker_with_exact_starts_tells_of_first_ones_and_takes_back_what_it_did_not_begin():
-    scan = taker(exact=True)
-    assert begun(scan) == []
-    assert sorted(answered(scan)) == [(at, 1) for at in range(10)]
-    assert begun(scan, 8) == [(at, 1) for at in range(8)]
-    telling = scan.telling(owed=True)
-    assert telling is not None
-    assert [part.starts for part in telling.parts] == [[(8, 0), (9, 0)]]
-
-
-@pytest.mark.parametrize("scan", [taker, holding])
-def test_no_more_is_told_at_once_of_a_partition_than_servers_take_of_four(scan, monkeypatch):
+def test_no_more_is_told_at_once_of_a_partition_than_servers_take_of_four(monkeypatch):
     monkeypatch.setattr(starts_module, "STARTS_AT_ONCE", 3)
-    one = scan(exact=True)
+    one = holding(exact=True)
     assert begun(one) == []
     assert len(answered(one)) == 3
     assert len(begun(one)) == 3
     assert len(answered(one)) == 3
 
 
-def test_a_span_that_is_taken_again_counts_as_the_newest_answer_says():
-    scan = taker(abandoned=(OffsetRange(0, 10),), o2=2)
-    scan.lose_spans([7])
-    assert not scan.starts.suspects_wait
-    scan.taken([(0, 3, 9)], START, Begun((), ((1, 1),)))
-    scan.scanned(0, 3, [(at, 77, "r") for at in range(3)])
-    assert [at for at, _ in begun(scan)] == [0, 2]
-    assert sorted(answered(scan)) == [(1, 2), *((at, 2) for at in range(5, 10))]
-
-
 def test_what_was_told_before_the_lease_ended_counts_no_more():
-    scan = taker(o5=1)
+    scan = holding(o5=1)
     begun(scan)
     telling = scan.telling()
     assert telling is not None
     scan.lose()
     scan.told(telling, ())
     assert scan.telling() is None
-    scan.taken([(0, 10, 9)], START, Begun((), ((5, 2),)))
-    scan.scanned(0, 10, [(at, 77, "r") for at in range(10)])
+    scan.held([(0, HASHES, 9)], START, ())
+    scan.starts.hold(HORIZON_STEP, Begun((), ((5, 2),)))
+    scan.scanned(0, 10, [(at, at, "r") for at in range(10)])
     assert [at for at, _ in begun(scan)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert scan.starts.suspects_wait

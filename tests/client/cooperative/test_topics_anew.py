@@ -12,7 +12,6 @@ from flowshare.client.producer.producer import Message
 from flowshare.testing.virtual import run
 from tests.client.cooperative.worlds import CoopWorld, coop_world
 
-BOTH = pytest.mark.parametrize("free", [False, True], ids=["by keys", "free"])
 GONE = "was deleted, and is gone"
 
 
@@ -43,15 +42,14 @@ async def made_anew(coop: CoopWorld, pause_s: float) -> None:
     await coop.world.admin.create_topic("orders", partitions=1)
 
 
-@BOTH
 @pytest.mark.parametrize("pause_s", [0.0, 3.0, 60.0])
-def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pause_s, free, caplog):
+def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pause_s, caplog):
     async def play() -> None:
         async with coop_world() as coop:
             seen, old, new = Seen(), values(50, "old"), values(80, "new")
             await coop.world.producer.send_many("orders", old)
             for name in "ab":
-                coop.worker(name, seen.handle, free=free)
+                coop.worker(name, seen.handle)
             await coop.until(lambda: coop.stable() == 50)
 
             await made_anew(coop, pause_s)
@@ -63,13 +61,12 @@ def test_all_records_of_a_topic_that_was_made_anew_are_handled_from_its_start(pa
     assert 1 <= caplog.text.count("was deleted, and is") <= 2, "each member says it once"
 
 
-@BOTH
-def test_what_was_in_flight_of_a_topic_that_is_gone_does_no_harm(free):
+def test_what_was_in_flight_of_a_topic_that_is_gone_does_no_harm():
     async def play() -> None:
         async with coop_world() as coop:
             seen, old, new = Seen(20.0), values(30, "old"), values(40, "new")
             await coop.world.producer.send_many("orders", old)
-            coop.worker("a", seen.handle, free=free)
+            coop.worker("a", seen.handle)
             await coop.until(lambda: bool(seen.begun))
 
             await made_anew(coop, 0.0)
@@ -82,35 +79,33 @@ def test_what_was_in_flight_of_a_topic_that_is_gone_does_no_harm(free):
     run(play())
 
 
-@BOTH
-def test_a_group_that_is_deleted_together_with_its_topic_begins_anew(free):
+def test_a_group_that_is_deleted_together_with_its_topic_begins_anew():
     async def play() -> None:
         async with coop_world() as coop:
             seen, old, new = Seen(), values(50, "old"), values(80, "new")
             await coop.world.producer.send_many("orders", old)
-            first = coop.worker("a", seen.handle, free=free)
+            first = coop.worker("a", seen.handle)
             await coop.until(lambda: coop.stable() == 50)
             await first.stop()
             await asyncio.gather(coop.world.admin.delete_topic("orders"), coop.world.admin.cooperative.delete("g"))
             await coop.world.admin.create_topic("orders", partitions=1)
             await coop.world.producer.send_many("orders", new)
 
-            coop.worker("b", seen.handle, free=free)
+            coop.worker("b", seen.handle)
             await coop.until(lambda: coop.stable() == 80)
             assert sorted(seen.ended) == sorted(one.value or b"" for one in (*old, *new))
 
     run(play())
 
 
-@BOTH
-def test_other_topics_go_on_while_one_is_gone_which_is_said_once(free, caplog):
+def test_other_topics_go_on_while_one_is_gone_which_is_said_once(caplog):
     async def play() -> None:
         async with coop_world() as coop:
             seen = Seen()
             await coop.world.admin.create_topic("other", partitions=1)
             await coop.world.producer.send_many("orders", values(20, "old"))
             for name in "ab":
-                coop.worker(name, seen.handle, free=free, topics=["orders", "other"])
+                coop.worker(name, seen.handle, topics=["orders", "other"])
             await coop.until(lambda: coop.stable() == 20 or len(seen.ended) >= 20)
             await coop.world.admin.delete_topic("orders")
             for number in range(60):

@@ -19,13 +19,12 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeCommitRequest,
     CooperativeHoldRequest,
     CooperativeSettleRequest,
-    CooperativeTakeRequest,
 )
 from flowshare.testing.clock import LoopTimeClock
 from tests.client.worlds import World, world_on
 
 QUICK = CooperativeSettings(lease=5.0, session_timeout=6.0, heartbeat_interval=0.2)
-COUNTS = CooperativeHoldRequest | CooperativeTakeRequest | CooperativeCommitRequest | CooperativeSettleRequest
+COUNTS = CooperativeHoldRequest | CooperativeCommitRequest | CooperativeSettleRequest
 """Calls of members whose loss matters."""
 Handler = Callable[[CooperativeRecord[Any, Any]], Awaitable[object]]
 

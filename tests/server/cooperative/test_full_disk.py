@@ -105,7 +105,7 @@ def out(at: Stack, value: str) -> SettleOutput:
     return SettleOutput("out", at.topic_id("out"), 0, batch(value.encode()))
 
 
-async def tried(at: Stack, m: Member, spans: Member) -> dict[str, tuple[ErrorCode, str]]:
+async def tried(at: Stack, m: Member) -> dict[str, tuple[ErrorCode, str]]:
     """Send each kind of request that writes, and return the answers."""
     told, held = {}, m.held
     told["commit"] = await m.commits(m.entry((5, 9), (20, 30)))
@@ -113,19 +113,17 @@ async def tried(at: Stack, m: Member, spans: Member) -> dict[str, tuple[ErrorCod
     first, end, epoch = m.held[0][0]
     told["starts"] = await m.commits(StartEntry((first, end), epoch, ((12, 2),), 0))
     (told["hold"],) = (await m.asks({0: (*LOWER, UPPER[0])})).partitions
-    (told["take"],) = (await spans.take(5)).partitions
     m.held = held
     return {what: (answer.error, answer.message or "") for what, answer in told.items()}
 
 
-async def begun(at: Stack) -> tuple[Member, Member]:
-    """A member that has committed five of the records, and one of a group in free mode that has taken three."""
+async def begun(at: Stack) -> Member:
+    """A member that has committed five of the records."""
     await at.producer.send_many("t", [b"%d" % number for number in range(RECORDS)])
-    m, spans = await at.member("m"), await at.member("s", group="free")
+    m = await at.member("m")
     await m.hold(LOWER)
     await m.commit((0, 5))
-    await spans.took(3)
-    return m, spans
+    return m
 
 
 def all_refused(told: dict[str, tuple[ErrorCode, str]], why: str) -> None:
@@ -139,24 +137,21 @@ DONE = (11, [(20, 30)], {12: 2})
 def test_what_cannot_be_written_on_a_full_disk_is_refused_and_made_when_there_is_room(tmp_path):
     async def scenario(disk) -> None:
         async with stack(disk / "storage") as at:
-            m, spans = await begun(at)
+            m = await begun(at)
             async with asyncio.timeout(60):
                 await at.fill_up()
-                all_refused(await tried(at, m, spans), "make room on that disk, and writing goes on by itself")
+                all_refused(await tried(at, m), "make room on that disk, and writing goes on by itself")
                 assert (await at.state(), await at.outputs()) == ((5, [], {}), [])
 
             await asyncio.to_thread(resize, disk, "400m")
             await until(lambda: m.commits(m.entry((5, 9), (20, 30))), good=lambda one: one.error is NONE)
-            assert {error for error, _ in (await tried(at, m, spans)).values()} == {NONE}
+            assert {error for error, _ in (await tried(at, m)).values()} == {NONE}
             assert (await at.state(), await at.outputs()) == (DONE, [b"settled"])
         async with stack(disk / "storage") as at:
             assert (await at.state(), await at.outputs()) == (DONE, [b"settled"])
             await at.member("m", before=m)
             answer = await m.settle((9, 11), output=out(at, "settled"))
             assert [tuple(one) for one in answer.committed] == [(9, 11)]
-            assert [one[:2] for one in (await (await at.member("new", group="free")).take(5)).partitions[0].spans] == [
-                (8, 13)
-            ]
 
     with small_disk(tmp_path / "disk", "40m") as disk:
         asyncio.run(scenario(disk))
@@ -171,21 +166,21 @@ def test_on_a_disk_that_is_read_only_all_is_refused_and_what_was_answered_stays(
     async def scenario() -> None:
         answered = False
         async with asyncio.timeout(30), stack(tmp_path) as at:
-            m, spans = await begun(at)
+            m = await begun(at)
             fault.on, fault.late = True, late
             settles = asyncio.ensure_future(m.settle((9, 11), output=out(at, "settled")))
             await until(lambda: "writing failed" in caplog.text)
             commits = asyncio.ensure_future(m.commits(m.entry((5, 9), (20, 30))))
-            (taken,) = (await spans.take(5)).partitions
-            assert (taken.error, taken.spans) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, ())
-            assert "injected" in (taken.message or "")
+            (held,) = (await (await at.member("n", group="h")).asks({0: LOWER})).partitions
+            assert held.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert "injected" in (held.message or "")
             assert not settles.done()
             assert not commits.done()
             if not ends:
                 fault.on = False
                 answered = (await settles).error is NONE
                 await until(lambda: m.commits(m.entry((5, 9), (20, 30))), good=lambda one: one.error is NONE)
-                assert {error for error, _ in (await tried(at, m, spans)).values()} <= {NONE, NOT_HELD}
+                assert {error for error, _ in (await tried(at, m)).values()} <= {NONE, NOT_HELD}
                 assert (await at.state(), await at.outputs()) == (DONE, [b"settled"])
         fault.on = False
         ended = await asyncio.gather(settles, commits, return_exceptions=True)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreatePartitionsRequest,
@@ -15,7 +14,7 @@ from flowshare.protocol.messages import (
     OffsetDeleteRequest,
     ShareGroupHeartbeatRequest,
 )
-from flowshare.protocol.messages.cooperative import SpanEntry, stable_metadata
+from flowshare.protocol.messages.cooperative import stable_metadata
 from flowshare.testing.clock import settle
 from tests.server.cooperative.world import LEASE_MS, NONE, SWEEP, WHOLE, cooperative
 from tests.server.world import batch
@@ -364,22 +363,14 @@ async def test_a_stable_offset_of_the_topic_that_had_the_name_before_hides_no_re
         assert await w.offset() == (6, stable_metadata(part.reset_epoch, part.topic_id))
 
 
-@pytest.mark.parametrize("mode", ["keys", "spans"])
-async def test_nothing_of_a_topic_that_is_gone_is_kept_renewed_or_committed(mode):
+async def test_nothing_of_a_topic_that_is_gone_is_kept_or_committed():
     async with cooperative(100) as w:
         m = w.member("m")
-        if mode == "keys":
-            await m.hold(WHOLE)
-            late = m.entry((0, 50))
-        else:
-            span = await m.took(10)
-            late = SpanEntry(span.epoch, [OffsetRange(span.first, span.end)])
+        await m.hold(WHOLE)
+        late = m.entry((0, 50))
         await w.remake_topic(100)
 
         assert await w.stored() == []
         assert (await m.commits(late)).error is ErrorCode.UNKNOWN_TOPIC_ID
-        if mode == "spans":
-            assert await m.spans(renew=(span.epoch,)) == [span.epoch]
-            assert await m.spans(give_back=(span.epoch,)) == [span.epoch]
         assert (await w.member("n").hold(WHOLE)).stable == 0
         assert await w.state() == (0, [])

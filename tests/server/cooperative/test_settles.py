@@ -13,7 +13,7 @@ from flowshare.cooperative.pending import WAITING_MAX
 from flowshare.log.base import OutputRefused, RecordsTooLarge, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteTopicRequest
-from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
+from flowshare.protocol.messages.cooperative import CommitEntry
 from flowshare.server.cooperative.parked import PARK_MS
 from flowshare.testing.clock import settle
 from tests.server.cooperative.test_storage import FAILED, killed, refuse
@@ -218,21 +218,6 @@ async def test_a_topic_that_is_deleted_between_check_and_write_is_told():
         assert answer.error is ErrorCode.INVALID_REQUEST
         assert [one.error for one in answer.outputs] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert await w.state() == (0, [])
-
-
-async def test_free_mode_settles_under_a_spans_epoch():
-    async with cooperative() as w:
-        out = await w.topic("out")
-        m = w.member("m")
-        span = await m.took(10)
-
-        assert told(await m.settles([SpanEntry(span.epoch, [(0, 3)])], output(out, "a"))) == (NONE, [], [])
-        assert told(await m.settles([SpanEntry(span.epoch + 1, [(3, 5)])], output(out, "b"))) == (
-            NOT_HELD,
-            [(3, 5)],
-            [],
-        )
-        assert (await there(w), await w.state()) == (["a"], (3, []))
 
 
 async def test_a_settle_without_records_or_with_too_many_outputs_is_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -19,11 +18,10 @@ from flowshare.protocol.messages import (
     CooperativeCommitRequest,
     CooperativeOffsetsRequest,
     CooperativeResetRequest,
-    CooperativeTakeRequest,
     OffsetFetchRequest,
     ProduceRequest,
 )
-from flowshare.protocol.messages.cooperative import PartitionCommit, SpanEpochs, TakenFrom, stable_metadata
+from flowshare.protocol.messages.cooperative import PartitionCommit, stable_metadata
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.config import ServerConfig
 from tests.client.sockets import raw_call
@@ -31,7 +29,6 @@ from tests.server.cooperative.world import LOWER, NONE, UPPER, WHOLE, Member
 from tests.server.edge.kit import edge
 from tests.server.test_settle import output
 from tests.server.world import batch
-from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 READ, DESCRIBE = Operation.READ, Operation.DESCRIBE
@@ -118,20 +115,6 @@ async def test_two_members_commit_their_parts_over_tcp_and_nothing_is_lost():
         assert (answer.partitions[0].stable, answer.partitions[0].count) == (200, 0)
 
 
-async def test_a_member_over_tcp_waits_for_records_and_takes_them():
-    async with site(records=0) as s:
-        m = await s.member("m")
-        waiting = asyncio.ensure_future(m.take(10, max_wait_ms=5_000))
-        await until(lambda: bool(s.edge.server.stats().get("cooperative", {}).get("partitions")))
-        await s.edge.admin.send(ProduceRequest(topic="t", partition=0, records=batch(3)))
-
-        (part,) = (await waiting).partitions
-        (span,) = part.spans
-        assert span[:2] == (0, 3)
-        assert await m.spans(renew=[span.epoch, 77]) == [77]
-        assert (await m.commit_span(span.epoch, (0, 3))).stable == 3
-
-
 async def test_two_members_settle_over_tcp_and_each_output_is_there_once():
     async with site(records=60) as s:
         out = await s.edge.topic("out", 1)
@@ -212,14 +195,14 @@ async def test_ranges_are_told_in_pages():
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["hold", "commit", "take", "reset"])
+@pytest.mark.parametrize("call", ["hold", "commit", "reset"])
 async def test_members_need_read_on_the_group(call):
     async with site((READ, GROUP, "g")) as s:
         assert await error_of(s, call) is ErrorCode.GROUP_AUTHORIZATION_FAILED
         assert await s.edge.storage.scan(b"k/") == []
 
 
-@pytest.mark.parametrize("call", ["hold", "commit", "take", "reset"])
+@pytest.mark.parametrize("call", ["hold", "commit", "reset"])
 async def test_members_need_read_on_the_topic(call):
     async with site((READ, TOPIC, "t")) as s:
         assert await error_of(s, call) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -252,8 +235,6 @@ async def error_of(s, call):
         case "commit":
             part = PartitionCommit(s.topic_id, 0, 0, (m.entry((0, 1)),))
             answer = await m.send(CooperativeCommitRequest(group_id="g", member_id="m", partitions=(part,)))
-        case "take":
-            answer = await m.take(1)
         case _:
             answer = await m.send(CooperativeResetRequest(group_id="g", topic="t", partition=0, offset=0))
     return answer.error or answer.partitions[0].error
@@ -274,17 +255,6 @@ HOLD = {
     "partitions": [],
 }
 ID = uuid.UUID(int=1).hex
-TAKE = {
-    "group_id": "g",
-    "member_id": "m",
-    "count": 1,
-    "max_wait_ms": 0,
-    "lease_ms": 10_000,
-    "auto_offset_reset": "earliest",
-    "partitions": [],
-    "renew": [],
-    "give_back": [],
-}
 COMMIT = {"group_id": "g", "member_id": "m", "partitions": []}
 HOSTILE = [
     ("cooperative_hold", {}),
@@ -316,14 +286,11 @@ HOSTILE = [
     ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0]]}),
     ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[]]]]}),
     ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, 2, 3]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, "x"]]]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[-5, 2]]]]]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, 1]]]] * 10_001]]}),
-    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, 1]] * 10_001]]]]}),
-    ("cooperative_take", {**TAKE, "count": -1}),
-    ("cooperative_take", {**TAKE, "lease_ms": 0}),
-    ("cooperative_take", {**TAKE, "renew": [[ID, 0, "x"]]}),
-    ("cooperative_take", {**TAKE, "give_back": [[ID, 0, list(range(10_001))]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, 1]]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, "x"]], [0, 5]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[-5, 2]], [0, 5]]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, 1]], [0, 5]]] * 10_001]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[ID, 0, 0, [[1, [[0, 1]] * 10_001, [0, 5]]]]]}),
     ("cooperative_offsets", {"group_id": "g", "topics": []}),
     ("cooperative_offsets", {"group_id": "g", "topics": {"t": ["0"]}}),
     ("cooperative_offsets", {"group_id": "g", "topics": {"t": list(range(10_001))}}),
@@ -377,26 +344,6 @@ async def test_partitions_and_topics_that_are_not_there_are_refused_one_by_one()
         assert [part.error for part in answer.partitions] == [NONE, *[ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2]
         m.topic_id = uuid.UUID(int=9)
         assert (await m.asks({0: WHOLE})).partitions[0].error is ErrorCode.UNKNOWN_TOPIC_ID
-
-
-async def test_who_takes_more_than_may_be_is_refused():
-    async with site() as s:
-        (part,) = (await (await s.member("m")).take(1 << 40)).partitions
-
-        assert part.error is ErrorCode.INVALID_REQUEST
-
-
-async def test_spans_of_partitions_that_nobody_has_are_lost():
-    async with site() as s:
-        m = await s.member("m")
-        asked = (SpanEpochs(s.topic_id, 0, (1, 2)),)
-        request = CooperativeTakeRequest(group_id="g", member_id="m", renew=asked, partitions=())
-
-        answer = await m.send(request)
-
-        assert answer.lost == asked
-        both = replace(request, count=1, auto_offset_reset="earliest", partitions=(TakenFrom(s.topic_id, 0),))
-        assert (await m.send(both)).partitions[0].spans[0][:2] == (0, 1)
 
 
 async def test_a_party_makes_the_server_hold_only_so_much():

@@ -16,7 +16,6 @@ from flowshare.protocol.messages import (
     CooperativeOffsetsRequest,
     CooperativeResetRequest,
     CooperativeSettleRequest,
-    CooperativeTakeRequest,
     DeleteTopicRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -26,9 +25,6 @@ from flowshare.protocol.messages.cooperative import (
     CommitEntry,
     GroupOffset,
     PartitionCommit,
-    SpanEntry,
-    SpanEpochs,
-    TakenFrom,
     WantedKeys,
 )
 from flowshare.share.config import ServerConfig
@@ -136,43 +132,6 @@ class Member:
         """Commit offsets under the first claim with an output, or none; the answer."""
         outputs = () if output is None else (output,)
         return await self.settles([self.entry(*ranges, at=at)], *outputs, at=at, **fields)
-
-    async def take(self, count: int = 10, *, at=(0,), **fields):
-        """Take records; the whole answer."""
-        request = CooperativeTakeRequest(
-            group_id=self.group,
-            member_id=self.name,
-            count=count,
-            lease_ms=self.lease_ms,
-            auto_offset_reset="earliest",
-            partitions=tuple(TakenFrom(self.topic_id, one) for one in at),
-        )
-        answer = await self.send(replace(request, **fields))
-        for part in answer.partitions:
-            if part.error is NONE:
-                self.epochs[part.partition] = part.reset_epoch
-        return answer
-
-    async def took(self, count: int = 10, **fields):
-        """Take records of the only partition; the span."""
-        answer = await self.take(count, **fields)
-        assert answer.error is NONE, answer.message
-        (part,) = answer.partitions
-        assert part.error is NONE, part.message
-        (span,) = part.spans
-        return span
-
-    async def commit_span(self, epoch: int, *ranges, at: int = 0):
-        """Commit offsets of a span; the answer for the partition."""
-        return await self.commits(SpanEntry(epoch, [OffsetRange(*one) for one in ranges]), at=at)
-
-    async def spans(self, *, renew=(), give_back=(), at: int = 0):
-        """Renew or give back spans; epochs that are lost."""
-        named = {"renew": renew, "give_back": give_back}
-        fields = {name: (SpanEpochs(self.topic_id, at, tuple(one)),) for name, one in named.items() if one}
-        answer = await self.take(0, at=(), **fields)
-        assert answer.error is NONE, answer.message
-        return [epoch for one in answer.lost for epoch in one.epochs]
 
 
 class CooperativeWorld(ClassicWorld):
