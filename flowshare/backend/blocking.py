@@ -160,11 +160,16 @@ class BlockingShareConsumer(Generic[K, V]):
         self._call(release())
 
     def settle(
-        self, records: Sequence[ShareRecord[K, V] | RecordError], outputs: Outputs, *, timeout: float | None = None
+        self,
+        records: Sequence[ShareRecord[K, V] | RecordError],
+        outputs: Outputs,
+        *,
+        ordered: bool = False,
+        timeout: float | None = None,
     ) -> bool:
         """Accept records of one partition and write outputs, in one step or not at all (explicit mode); as
         `ShareConsumer.settle`."""
-        return self._call(self._using().settle(records, outputs, timeout=timeout))
+        return self._call(self._using().settle(records, outputs, ordered=ordered, timeout=timeout))
 
     def commit(self, timeout: float | None = None) -> Outcomes:
         """Send acknowledgements (implicit mode: accept the records in hand) and wait; as `commit_sync`."""

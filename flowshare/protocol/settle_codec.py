@@ -4,7 +4,7 @@ A request header (v2) and a body, an answer header (v1) and a body; there is one
 texts and counts are Kafka's compact ones. The records of all outputs lie at the end, one behind the other, so that they
 are copied only once.
 
-    request   group id, member id, topic id, int32 partition,
+    request   group id, member id, topic id, int32 partition, int8 flags (1: ordered),
               acks: count, each int64 first, int64 last, int32 attempt, int8 flags (1: unrun), int32 number of types,
               then the types of all of them, int8 each,
               topics that are written to: count, each name, id,
@@ -48,6 +48,8 @@ NO_ID: Final = uuid.UUID(int=0)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _UNRUN: Final = 1
+_ORDERED: Final = 1
+_PARTITION: Final = struct.Struct(">iB")
 _ACK: Final = struct.Struct(">qqiBi")
 _OUTPUT: Final = struct.Struct(">iii")
 _RANGE: Final = struct.Struct(">qq")
@@ -117,7 +119,7 @@ def encode_settle(correlation_id: int, client_id: str, request: ShareSettleReque
         text(request.group_id),
         text(request.member_id),
         request.topic_id.bytes,
-        I32.pack(request.partition),
+        _PARTITION.pack(request.partition, _ORDERED if request.ordered else 0),
         count(len(request.acks)),
     ]
     for first, last, types, _, unrun, _, attempt, _ in request.acks:
@@ -144,9 +146,11 @@ def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleReque
     del version  # there is one
     reader = FrameReader(frame, position)
     group_id, member_id = _named(reader, "group"), _named(reader, "member")
-    topic_id, (partition,) = reader.uuid(), reader.unpack(I32)
+    topic_id, (partition, flags) = reader.uuid(), reader.unpack(_PARTITION)
     if topic_id == NO_ID or partition < 0:
         raise DecodeError(f"a settle of partition {partition} of the topic with id {topic_id}")
+    if flags & ~_ORDERED:
+        raise DecodeError(f"a settle has the flags {flags}")
     acks = _read_acks(reader)
     wrong = _problem_of_acks(acks)
     if wrong is not None:
@@ -158,6 +162,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleReque
         partition=partition,
         acks=acks,
         outputs=read_outputs(reader),
+        ordered=flags == _ORDERED,
     )
 
 

@@ -150,16 +150,43 @@ def decide_whole(
     now_ms: int,
 ) -> Decision:
     """Decide records that are settled with their outputs; see `SharePartition.settle`."""
+    plan, refusal = _planned_whole(window, limits, after, member_id, batches, now_ms)
+    if refusal is not None:
+        plan.undo(0)
+        raise InvalidRecordState(f"nothing was settled: {refusal.error}", refusal.ranges)
+    return plan.decision(batches)
+
+
+def would_decide_whole(
+    window: Window,
+    limits: Limits,
+    after: StatesAfter,
+    member_id: str,
+    batches: Sequence[AckRange],
+    now_ms: int,
+) -> bool:
+    """Tell if `decide_whole` would decide this now; nothing is changed. Raises: InvalidRequest."""
+    plan, refusal = _planned_whole(window, limits, after, member_id, batches, now_ms)
+    plan.undo(0)
+    return refusal is None
+
+
+def _planned_whole(
+    window: Window,
+    limits: Limits,
+    after: StatesAfter,
+    member_id: str,
+    batches: Sequence[AckRange],
+    now_ms: int,
+) -> tuple[_Plan, Refusal | None]:
+    """Plan a settle; return the plan, whose offsets are PENDING, and the refused ones. Raises: InvalidRequest."""
     _check_shape(batches)
     for batch in batches:
         if batch.types.strip(_SETTLING):
             raise InvalidRequest(f"batch {batch.first}-{batch.last}: a settle accepts and rejects, nothing else")
     plan = _Plan(window, limits, after, member_id, now_ms)
     _, refusal = _tried_each(batches, plan.tried_whole)
-    if refusal is not None:
-        plan.undo(0)
-        raise InvalidRecordState(f"nothing was settled: {refusal.error}", refusal.ranges)
-    return plan.decision(batches)
+    return plan, refusal
 
 
 def _apart(batches: Iterable[AckRange]) -> Iterator[AckRange]:

@@ -507,6 +507,17 @@ class SharePartition:
         """
         return acknowledging.decide_whole(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
+    def waits(self, member_id: str, batches: Sequence[AckRange], *, now_ms: int) -> bool:
+        """True if `settle` would decide this, but a record before it is not finished (SG-19.8).
+
+        Raises: InvalidRequest, as `settle`.
+        """
+        if min((batch.first for batch in batches), default=0) <= self._window.start:
+            return False
+        return acknowledging.would_decide_whole(
+            self._window, self._limits, self._states_after, member_id, batches, now_ms
+        )
+
     def commit(self, decision: Decision) -> None:
         """Apply a decision whose update is durable. Each decision is settled once."""
         acknowledging.commit(self._window, decision)

@@ -15,7 +15,7 @@ from flowshare.client.settings import ConsumerSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AcknowledgeType, AckRange
+from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode
 from flowshare.testing.clock import settle as settled
 from tests.batches import place
 from tests.client.fakes import FakeServer
@@ -23,6 +23,7 @@ from tests.client.worlds import within, world_on
 
 pytestmark = pytest.mark.asyncio
 EXPLICIT = ConsumerSettings(acknowledgement_mode="explicit")
+SOME = replace(EXPLICIT, max_poll_records=2, acquire_mode=AcquireMode.RECORD_LIMIT)
 OUT = {"out": [b"a"]}
 
 
@@ -122,12 +123,56 @@ async def test_a_record_that_cannot_be_read_can_be_settled_too(clock):
         assert await world.lag() == 0
 
 
+async def test_ordered_outputs_come_in_the_order_of_the_partition(clock):
+    async with world_on(clock) as world:
+        consumer, records = await in_hand(world, 10)
+        order = [7, 3, 9, 1, 0, 2, 4, 8, 5, 6]
+
+        settling = [consumer.settle([records[at]], {"out": [b"%d" % at]}, ordered=True) for at in order]
+
+        assert all(await within(clock, 5, asyncio.gather(*settling)))
+        assert await written(world) == [b"%d" % at for at in range(10)]
+
+
+async def test_ordered_outputs_of_several_consumers_come_in_the_order_of_the_partition(clock):
+    async with world_on(clock) as world:
+        await world.admin.create_topic("out")
+        await world.send(*(b"%d" % number for number in range(8)))
+        hands = []
+        for name in "abcd":
+            consumer = world.consumer(SOME, member_id=name)
+            hands.append((consumer, await consumer.poll(1)))
+
+        settling = [one.settle(hand, {"out": [record.value for record in hand]}, ordered=True) for one, hand in hands]
+
+        assert all(await within(clock, 5, asyncio.gather(*reversed(settling))))
+        assert await written(world) == [b"%d" % number for number in range(8)]
+
+
+async def test_an_ordered_settle_that_waits_says_for_what(clock):
+    async with world_on(clock) as world:
+        consumer, records = await in_hand(world, 3)
+
+        with pytest.raises(ClientError, match="orders-0@0 is in hand and comes first; settle the same records again"):
+            await within(clock, 9, consumer.settle(records[1:], OUT, ordered=True, timeout=8.0))
+        consumer.release(records[0], delay=3600)
+        await within(clock, 1, consumer.commit_sync())
+        with pytest.raises(ClientError, match="not all records before offset 1 were finished in time"):
+            await within(clock, 20, consumer.settle(records[1:], OUT, ordered=True, timeout=12.0))
+
+        await within(clock, 10, consumer.close())
+        assert await written(world) == []
+        assert await world.lag() == 3
+
+
 async def test_what_cannot_be_settled_is_said(clock):
     async with world_on(clock) as world:
         consumer, records = await in_hand(world)
 
         with pytest.raises(ValueError, match="at least one"):
             await consumer.settle([], {})
+        with pytest.raises(ValueError, match="one by one"):
+            await consumer.settle([records[0], records[2]], {}, ordered=True)
         with pytest.raises(TypeError, match="a list of values"):
             await consumer.settle(records[:1], {"out": b"x"})
         with pytest.raises(TypeError, match="the outputs must be"):

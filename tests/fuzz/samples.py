@@ -80,6 +80,7 @@ def settle(rng: random.Random) -> ShareSettleRequest:
         partition=rng.randint(0, 1),
         acks=(AckRange(0, count - 1, bytes(rng.choices((1, 3), k=count)), attempt=rng.randint(0, 2)),),
         outputs=tuple(SettleOutput(TOPIC, topic_id, 0, records()) for _ in range(rng.randint(0, 2))),
+        ordered=rng.random() < 0.3,
     )
 
 

@@ -65,9 +65,9 @@ def written(monkeypatch: pytest.MonkeyPatch, request: ShareSettleRequest) -> byt
         return encoded(request)
 
 
-@pytest.mark.parametrize("outputs", [REQUEST.outputs, ()], ids=["outputs", "none"])
-def test_a_settle_has_the_header_of_its_key_and_comes_back(outputs) -> None:
-    request = replace(REQUEST, outputs=outputs)
+@pytest.mark.parametrize("fields", [{}, {"outputs": ()}, {"ordered": True}], ids=["outputs", "none", "ordered"])
+def test_a_settle_has_the_header_of_its_key_and_comes_back(fields) -> None:
+    request = replace(REQUEST, **fields)
     frame = codec.encode_settle(5, "me", request, codec.VERSION)
 
     size, key, version, number, length = struct.unpack_from(">ihhih", frame)
@@ -142,6 +142,16 @@ def test_as_much_as_there_may_be_comes_back() -> None:
     )
 
     assert decoded(encoded(request)) == request
+
+
+def test_flags_that_nobody_knows_are_refused() -> None:
+    frame = bytearray(encoded(REQUEST))
+    at = frame.index(TOPIC.bytes) + 20
+    assert frame[at] == 0
+    frame[at] = 2
+
+    with pytest.raises(DecodeError, match="has the flags 2"):
+        decoded(bytes(frame))
 
 
 @pytest.mark.parametrize("more", [b"\0", b"trailing"])

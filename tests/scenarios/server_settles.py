@@ -35,7 +35,7 @@ class SettleSteps:
         """Nothing to let go of."""
 
     async def do_share_settle(self, step: Step) -> Outcome:
-        """`share_settle M1 0:accept 1:reject +out.0:3 [attempt=2] [size=bytes]`: records and outputs, all or none.
+        """`share_settle M1 0:accept 1:reject +out.0:3 [attempt=2] [size=bytes] [ordered=yes]`: all or none.
 
         `refused`: records of it that are why it was refused; `outputs`: the same of its outputs, by their position.
         """
@@ -51,6 +51,7 @@ class SettleSteps:
             partition=partition,
             acks=tuple(AckRange(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked),
             outputs=tuple(made for one in sent for made in self._made(one, int(step.options.get("size", "0")))),
+            ordered=step.options.get("ordered") == "yes",
         )
         try:
             answer = await session.connection.send(request)

@@ -52,6 +52,36 @@ SERVER_MUTANTS = (
         "    if refusal is not None and not plan._changes:\n        plan.undo(0)\n        raise Inv",
     ),
     Mutant(
+        "what a settle waits for stays pending",
+        DECIDED,
+        "    plan.undo(0)\n    return refusal is None\n",
+        "    return refusal is None\n",
+    ),
+    Mutant(
+        "a settle in order does not wait",
+        ANSWERED,
+        "        if request.ordered:\n            await owner.turn",
+        "        if False:\n            await owner.turn",
+    ),
+    Mutant(
+        "a settle in order is not called",
+        OWNER,
+        "                    self._turns.release(self.partition.start_offset)\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "a settle whose records are gone goes on waiting",
+        OWNER,
+        "            self._writer.keep(update, beside)\n            self._turns.look()\n",
+        "            self._writer.keep(update, beside)\n",
+    ),
+    Mutant(
+        "outputs in order may have gaps",
+        ANSWERED,
+        "    if request.ordered and len(",
+        "    if False and len(",
+    ),
+    Mutant(
         "a refused range is named whole",
         DECIDED,
         "        if size == 1 or size > room:\n",

@@ -156,3 +156,20 @@ def test_what_reaches_past_what_was_acquired_is_refused_as_a_whole():
     acquire(target, (0, 3))
 
     assert refused(target, batch(2, 9, ACCEPT)) == ((4, 9),)
+
+
+def test_whether_a_settle_waits_for_the_records_before_its_own_is_told_and_changes_nothing():
+    target = partition()
+    acquire(target, (0, 9))
+    before = states(target)
+
+    assert target.waits("m1", [batch(5, 7, ACCEPT)], now_ms=0)
+    assert not target.waits("m1", [batch(0, 7, ACCEPT)], now_ms=0), "it is the first"
+    assert not target.waits("m2", [batch(5, 7, ACCEPT)], now_ms=0), "it is refused"
+    assert not target.waits("m1", [batch(5, 7, ACCEPT, attempt=2)], now_ms=0), "it is refused"
+    with pytest.raises(InvalidRequest):
+        target.waits("m1", [batch(5, 7, RELEASE)], now_ms=0)
+    assert (states(target), target._window.tally[PENDING]) == (before, 0)
+
+    target.commit(target.settle("m1", [batch(0, 4, ACCEPT)], now_ms=0))
+    assert not target.waits("m1", [batch(5, 7, ACCEPT)], now_ms=0)

@@ -95,6 +95,11 @@ class Commits(Generic[K, V]):
                 return held
         return None
 
+    def first_in_hand(self, topic: str, partition: int) -> int | None:
+        """Return the lowest offset of a partition's records in hand; None: there is none."""
+        of = (held for held in self._held.values() if (held.source.topic, held.source.partition) == (topic, partition))
+        return min((offset for held in of for offset in held.held), default=None)
+
     def unacknowledged(self) -> int:
         """Return the number of records in hand that are not acknowledged."""
         return sum(held.unacknowledged() for held in self._held.values())

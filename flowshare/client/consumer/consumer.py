@@ -282,12 +282,15 @@ class ShareConsumer(Generic[K, V]):
         records: Sequence[ShareRecord[K, V] | RecordError],
         outputs: Outputs,
         *,
+        ordered: bool = False,
         timeout: float | None = None,
     ) -> bool:
         """Accept records of one partition and write outputs, in one step or not at all: even if a process is killed,
         the outputs are there exactly if the records are accepted, and once.
 
-        outputs: records by topic, values or `Message`s as of `Producer.send_many`. timeout: seconds (default:
+        outputs: records by topic, values or `Message`s as of `Producer.send_many`. ordered: the outputs become visible
+        in the order of the partition's offsets: not before all records before these are finished; these are neighbours
+        then. A record before these that was released must be polled by some member. timeout: seconds (default:
         default_api_timeout). Settles of different records may be under way at once. Locks are not renewed meanwhile.
 
         False: nothing is written, because some of the records are not in hand any more: they were given to others, or
@@ -299,9 +302,9 @@ class ShareConsumer(Generic[K, V]):
         are not accepted).
         """
         self._check_explicit()
-        named = neighbours(records, ordered=False)
+        named = neighbours(records, ordered=ordered)
         limit_s = self._settings.default_api_timeout if timeout is None else timeout
-        return await self._settles.settle(named, messages_of(outputs), timeout_s=limit_s)
+        return await self._settles.settle(named, messages_of(outputs), ordered=ordered, timeout_s=limit_s)
 
     async def commit_sync(self, timeout: float | None = None) -> Outcomes:
         """Send the acknowledgements made (implicit mode: accept all records in hand) and wait for the outcomes.

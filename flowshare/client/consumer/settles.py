@@ -10,7 +10,7 @@ written.
     the same, after an unknown outcome      ClientError: unknown      gone, these; the others in hand
     it cannot say (`outcome unknown`)       ClientError: unknown      in hand as far as the member holds them
     an output cannot be written, …          ServerError, Unsupported  in hand
-    not now                                 (it is asked again)       being settled
+    not now, not its turn (`ordered`)       (it is asked again)       being settled
     nothing, in the caller's time           ClientError: ask again    being settled
 """
 
@@ -75,10 +75,18 @@ class Settles(Generic[K, V]):
         """Records of settles with an unknown outcome, with the attempt that was settled."""
         self._topics: dict[str, tuple[TopicPlace, float]] = {}
         self._missing: Sequence[str] = ()
+        self._said: str | None = None
+        """Why the server asked to wait last."""
         self._spread = 0
+        self._closing = False
 
     async def settle(
-        self, named: Sequence[Named], messages: Mapping[str, Sequence[Message]], *, timeout_s: float
+        self,
+        named: Sequence[Named],
+        messages: Mapping[str, Sequence[Message]],
+        *,
+        ordered: bool = False,
+        timeout_s: float,
     ) -> bool:
         """Accept records in hand and write outputs, as `ShareConsumer.settle`. named: ascending, of one partition.
 
@@ -87,10 +95,9 @@ class Settles(Generic[K, V]):
         if not self._member.at_flowshare:
             raise Unsupported(NOT_HERE)
         try:
-            told = await self._clock.wait_for(self._told(tuple(named), messages), timeout_s)
+            told = await self._clock.wait_for(self._told(tuple(named), messages, ordered=ordered), timeout_s)
         except TimeoutError:
-            missing = f"there is no topic {', '.join(self._missing)}: create it, or check its name"
-            trouble = missing if self._missing else self._member.trouble or "the server has not answered"
+            trouble = self._why(named[0], ordered=ordered)
             raise ClientError(f"not settled within {timeout_s:g} s: {trouble}; settle the same records again") from None
         finally:
             self._missing = ()
@@ -98,8 +105,18 @@ class Settles(Generic[K, V]):
             raise told
         return told
 
+    def _why(self, first: Named, *, ordered: bool) -> str:
+        """Say why a settle takes long."""
+        if self._missing:
+            return f"there is no topic {', '.join(self._missing)}: create it, or check its name"
+        before = self._commits.first_in_hand(*first[:2]) if ordered else None
+        if before is not None and before < first[2]:
+            return f"{first[0]}-{first[1]}@{before} is in hand and comes first"
+        return self._member.trouble or self._said or "the server has not answered"
+
     async def finish(self, timeout_s: float) -> None:
-        """Wait for all settles under way, at most `timeout_s` seconds."""
+        """Wait for all settles under way, at most `timeout_s` seconds; what the server does not settle now is left."""
+        self._closing = True
         tasks = set(self._under_way.values())
         if not tasks:
             return
@@ -110,7 +127,9 @@ class Settles(Generic[K, V]):
         finally:
             await cancelled(*tasks)
 
-    async def _told(self, named: tuple[Named, ...], messages: Mapping[str, Sequence[Message]]) -> bool | ClientError:
+    async def _told(
+        self, named: tuple[Named, ...], messages: Mapping[str, Sequence[Message]], *, ordered: bool
+    ) -> bool | ClientError:
         """Settle, when earlier settles of these records have ended; return True, False, or the error."""
         outputs: list[SettleOutput] | None = None
         while True:
@@ -123,7 +142,7 @@ class Settles(Generic[K, V]):
             elif outputs is None:
                 outputs = await self._packed(messages)
             else:
-                told = await asyncio.shield(self._begin(named, parts, outputs))
+                told = await asyncio.shield(self._begin(named, parts, outputs, ordered=ordered))
                 return self._forgets(named) if told is True else told
 
     def _forgets(self, named: Iterable[Named]) -> bool:
@@ -142,11 +161,14 @@ class Settles(Generic[K, V]):
             parts.setdefault(held, []).append(one[2])
         return parts
 
-    def _begin(self, named: tuple[Named, ...], parts: Parts[K, V], outputs: Sequence[SettleOutput]) -> _Task:
+    def _begin(
+        self, named: tuple[Named, ...], parts: Parts[K, V], outputs: Sequence[SettleOutput], *, ordered: bool
+    ) -> _Task:
         attempts: dict[int, int] = {}
         for held, offsets in parts.items():
             attempts.update(zip(offsets, held.begin_settle(offsets), strict=True))
-        task = asyncio.get_running_loop().create_task(self._carried_out(named, parts, attempts, outputs), name="settle")
+        work = self._carried_out(named, parts, attempts, outputs, ordered=ordered)
+        task = asyncio.get_running_loop().create_task(work, name="settle")
         self._under_way.update(dict.fromkeys(named, task))
         return task
 
@@ -156,10 +178,12 @@ class Settles(Generic[K, V]):
         parts: Parts[K, V],
         attempts: Mapping[int, int],
         outputs: Sequence[SettleOutput],
+        *,
+        ordered: bool,
     ) -> bool | ClientError:
         gone: set[int] = set()
         try:
-            result = await self._asked(parts, _batches(attempts), outputs)
+            result = await self._asked(parts, _batches(attempts), outputs, ordered=ordered)
             gone = self._gone(result, parts, attempts)
             self._commits.sent += len(named)
             self._commits.failed += 0 if result.error is ErrorCode.NONE else len(named)
@@ -170,15 +194,20 @@ class Settles(Generic[K, V]):
             for one in named:
                 self._under_way.pop(one, None)
 
-    async def _asked(self, parts: Parts[K, V], acks: Sequence[AckRange], outputs: Sequence[SettleOutput]) -> AckResult:
+    async def _asked(
+        self, parts: Parts[K, V], acks: Sequence[AckRange], outputs: Sequence[SettleOutput], *, ordered: bool
+    ) -> AckResult:
         """Settle until the answer is final. Raises: ValueError."""
         tp = next(iter(parts)).source.tp
         generation = min(held.generation for held in parts)
         while True:
-            result = await self._member.settle(tp, acks, outputs, generation=generation)
-            if result.error not in NOT_NOW:
+            result = await self._member.settle(tp, acks, outputs, generation=generation, ordered=ordered)
+            self._said = result.message
+            waited = result.error is ErrorCode.REQUEST_TIMED_OUT  # there, for its turn
+            if self._closing or (result.error not in NOT_NOW and not waited):
                 return result
-            await self._clock.sleep(PAUSE_S)
+            if not waited:
+                await self._clock.sleep(PAUSE_S)
 
     def _gone(self, result: AckResult, parts: Parts[K, V], attempts: Mapping[int, int]) -> set[int]:
         """Return the offsets that are not in hand any more."""

@@ -45,7 +45,7 @@ class Ack:
     `since`: the number of acquires when the call was made (`Custody.taken`). `result`: of the last try, None before the
     first. `doubted`: True: some try had no answer. `late`: True: its call was answered without this result. `until_s`:
     the end of its wait for a leader. `outputs`: of a settle, the outputs written with it, possibly none; None: not a
-    settle.
+    settle. `ordered`: of a settle, True: it waits for the records before its own.
     """
 
     call: Call
@@ -59,6 +59,7 @@ class Ack:
     late: bool = False
     until_s: float = 0.0
     outputs: tuple[SettleOutput, ...] | None = None
+    ordered: bool = False
 
     @property
     def only_renews(self) -> bool:

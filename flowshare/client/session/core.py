@@ -414,13 +414,14 @@ class SessionCore:
         *,
         asker: object,
         tells_late: bool,
+        ordered: bool = False,
     ) -> None:
         """Accept and reject records of one partition and write outputs, in one step or not at all.
 
         batches: ascending, ACCEPT and REJECT only. Other arguments: as of `acknowledge`.
         """
         call = self.calls.begin({tp: batches}, asker, tells_late=tells_late)
-        ack = Ack(call, tp, tuple(batches), generation, self.custody.taken, outputs=outputs)
+        ack = Ack(call, tp, tuple(batches), generation, self.custody.taken, outputs=outputs, ordered=ordered)
         if self._routed and not self.keeps and not self._closed:
             self.calls.told(ack, ErrorCode.UNSUPPORTED_VERSION, CANNOT_SETTLE)
             return

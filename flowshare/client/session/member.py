@@ -343,12 +343,15 @@ class ShareMember:
         *,
         generation: int | None = None,
         on_late: Late | None = None,
+        ordered: bool = False,
     ) -> None:
         """Accept and reject records of one partition and write outputs, in one step or not at all.
 
         Only flowshare's servers can (`ApiKey.FLOWSHARE_SETTLE`); others give UNSUPPORTED_VERSION.
 
-        acks: ascending, ACCEPT and REJECT only, each with its attempt. `told` is called once with a list of one result,
+        acks: ascending, ACCEPT and REJECT only, each with its attempt. ordered: not before all records before these are
+        finished; these are one run of offsets then, and the server waits a few seconds at most (REQUEST_TIMED_OUT: ask
+        again). `told` is called once with a list of one result,
         or an empty one when `on_late` will get the result, as of `begin_acknowledge`. Any number of settles may be
         under way; their outputs count towards the connection's `max_in_flight_bytes`, behind which renewals would wait.
         After an error nothing was done, and the records stay held, but for those that the result calls refused, or that
@@ -359,7 +362,7 @@ class ShareMember:
         wrong = problem(acks, given)
         if wrong is not None:
             raise ValueError(f"this cannot be settled: {wrong}")
-        self._shell.settle(tp, acks, given, told, generation, on_late)
+        self._shell.settle(tp, acks, given, told, generation, on_late, ordered=ordered)
 
     async def settle(
         self,
@@ -368,9 +371,14 @@ class ShareMember:
         outputs: Sequence[SettleOutput],
         *,
         generation: int | None = None,
+        ordered: bool = False,
     ) -> AckResult:
         """Settle as `begin_settle`, and wait for the outcome, however late it comes. Raises: ValueError."""
-        [result] = await answered(lambda told: self.begin_settle(tp, acks, outputs, told, generation=generation))
+
+        def begin(told: Told) -> None:
+            self.begin_settle(tp, acks, outputs, told, generation=generation, ordered=ordered)
+
+        [result] = await answered(begin)
         return result
 
     async def topics(self, names: Sequence[str]) -> tuple[TopicMetadata, ...]:

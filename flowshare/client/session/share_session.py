@@ -425,6 +425,7 @@ class Node:
             partition=ack.tp.partition,
             acks=ack.batches,
             outputs=ack.outputs or (),
+            ordered=ack.ordered,
         )
         self.send("settle", request, now_s, acks=(ack,))
 

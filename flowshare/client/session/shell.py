@@ -232,10 +232,13 @@ class SessionShell:
         told: Told,
         generation: int | None,
         on_late: Late | None = None,
+        *,
+        ordered: bool = False,
     ) -> None:
         """Settle records of one partition as `acknowledge`, with outputs that are written in the same step."""
         asker, now_s = Asker(told, on_late), self._clock.monotonic()
-        self.core.settle(tp, acks, outputs, generation, now_s, asker=asker, tells_late=on_late is not None)
+        tells_late = on_late is not None
+        self.core.settle(tp, acks, outputs, generation, now_s, asker=asker, tells_late=tells_late, ordered=ordered)
         self.act()
 
     # --- closing ------------------------------------------------------------------------------------------------

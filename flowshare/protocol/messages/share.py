@@ -200,6 +200,7 @@ class ShareSettleRequest(Request["ShareSettleResponse"]):
     """Accept and reject records of one share-partition and write outputs, in one step or not at all (flowshare's own).
 
     acks: ascending, ACCEPT and REJECT only, each with its attempt. outputs: not transactional, without producer ids.
+    ordered: written only when all records before these are finished; these are one run of offsets then.
     """
 
     group_id: str
@@ -208,6 +209,7 @@ class ShareSettleRequest(Request["ShareSettleResponse"]):
     partition: int
     acks: tuple[AckRange, ...]
     outputs: tuple[SettleOutput, ...]
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from flowshare.core_errors import CoordinatorNotAvailable
 from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of, stable_metadata
 from flowshare.server.cooperative.apart import ApartSettles
-from flowshare.server.cooperative.parked import PARK_MS, ParkedSettles
+from flowshare.server.runtime.parked_settles import PARK_MS, ParkedSettles
 
 if TYPE_CHECKING:
     import asyncio
@@ -177,7 +177,7 @@ class PartitionOwner:
         generation: int | None = None,
     ) -> SettleAnswer:
         """Commit with outputs, as `CooperativePartition.settle`. generation: not before all offsets before these are
-        committed, and not if the group is in a newer one meanwhile (`parked`); None: at once.
+        committed, and not if the group is in a newer one meanwhile (`parked_settles`); None: at once.
 
         Raises: as `commit`; OutputRefused, and where outputs are written apart, StorageError and NotLed, too.
         """

@@ -23,7 +23,7 @@ names the offsets that are committed, and the claim's epoch tells the member tha
     E is another one            any                                       FENCED_STATE_EPOCH
     decided                     the process ends                          both are there, or neither
 
-An `ordered` one waits before it is decided (`parked`).
+An `ordered` one waits before it is decided (`runtime.parked_settles`).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
+from flowshare.server.runtime.parked_settles import PARK_MS, ParkedSettles
 from flowshare.server.runtime.waiting import Alarm
 from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
@@ -113,6 +114,8 @@ class PartitionOwner:
             where=self._where,
             changed=self._settled_apart,
         )
+        self._turns = ParkedSettles(clock)
+        """Settles that wait for the records before theirs."""
         self._task: asyncio.Task[None] | None = None
         self.guard = LogGuard(
             kafka,
@@ -176,6 +179,7 @@ class PartitionOwner:
             self._ordered.close()
         self.guard.close()
         self.waiting.close()
+        self._turns.look()
         self._alarm.ring()
 
     def lay_down(self) -> None:
@@ -236,6 +240,21 @@ class PartitionOwner:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.settle(member_id, batches, now_ms=self._clock.steady_ms())
         return self._decided(decision, batches, outputs)
+
+    async def turn(self, member_id: str, batches: Sequence[AckRange]) -> None:
+        """Wait until all records before these are finished, or `settle` refuses these; call `settle` at once after it
+        (SG-19.8).
+
+        Raises: InvalidRequest, BoundReached (too many wait), Refused (not their turn within PARK_MS);
+        UnknownTopicOrPartition, NotLed when no longer served here.
+        """
+        until_ms = self._clock.steady_ms() + PARK_MS
+        ranges = [(batch.first, batch.last + 1) for batch in batches]
+        while True:
+            self.check_open()
+            if not self.partition.waits(member_id, batches, now_ms=self._clock.steady_ms()):
+                return
+            await self._turns.turn(ranges, 0, until_ms)
 
     def _decided(
         self, decision: Decision, batches: Sequence[AckRange], outputs: Sequence[CheckedOutput] = ()
@@ -441,6 +460,7 @@ class PartitionOwner:
         durable = self._writer.add(done.update, beside=beside, stays=True)
         self._alarm.ring()
         self.waiting.nudge()
+        self._turns.look()
         await durable
         return done.found
 
@@ -559,6 +579,7 @@ class PartitionOwner:
         update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
         if update is not None:
             self._writer.cut(end, update)
+            self._turns.look()
             if self.parked is not None:
                 self.parked.forget_held(end)
             if self.parked and (changes := self.parked.parking.cut(end)):
@@ -575,6 +596,7 @@ class PartitionOwner:
     def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         if update is not None:
             self._writer.keep(update, beside)
+            self._turns.look()
         self._alarm.ring()
         self.waiting.nudge()
 
@@ -582,6 +604,8 @@ class PartitionOwner:
         try:
             while True:
                 self._expire()
+                if self._turns:
+                    self._turns.release(self.partition.start_offset)
                 if self._writer.due(closing=self.closed):
                     await self._write()
                 elif self.closed and self._writer.idle:
@@ -595,6 +619,7 @@ class PartitionOwner:
             self.closed = True
             self._writer.give_up(error)
             self.waiting.close()
+            self._turns.look()
 
     def _settled_apart(self) -> None:
         """Wake the task and the fetches after a settle outside the queue: there is something to write, or free."""

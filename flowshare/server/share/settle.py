@@ -5,6 +5,8 @@ PENDING (SG-19.3), and from there on it is one write: durable and answered, or n
 
     nothing decided   an output cannot be written            refused, with the outputs and reasons
     nothing decided   a record is not the member's           refused, with the records
+    nothing decided   `ordered`, and records before it are   waits for its turn (`runtime.parked_settles`), or is
+                      not finished                           refused: ask again
     decided           the write is durable                   accepted, outputs visible
     decided           an output is refused by the write      refused, the records stay the member's
     decided           the write fails, known not to be there KAFKA_STORAGE_ERROR, the records stay the member's
@@ -26,6 +28,7 @@ from flowshare.server.runtime.failures import EXPECTED, failure
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.acknowledge import check_batches, check_readable
 from flowshare.server.share.duties import NOT_KNOWN
+from flowshare.share.ranges import merged
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from flowshare.log.base import CheckedOutput, Storage
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
+    from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.stats import Stats
-    from flowshare.share.types import AckRange
 
 OUTPUTS_MAX: Final = 5_000
 """Most outputs of one settle."""
@@ -94,21 +97,27 @@ class ShareSettling(Family):
         topic = self._topics.find(request.topic_id, request.partition)
         owner = self._partitions.get(key)
         if owner is None and self._partitions.knows(key):
-            await self._settle_late(key, member_id, request.acks, checked)
+            await self._settle_late(key, member_id, request, checked)
             return
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{request.partition} is not loaded for group {group_id}")
+        await self._settle_at(owner, member_id, request, checked)
+
+    async def _settle_at(
+        self, owner: PartitionOwner, member_id: str, request: ShareSettleRequest, checked: Sequence[CheckedOutput]
+    ) -> None:
+        if request.ordered:
+            await owner.turn(member_id, request.acks)
         await owner.settle(member_id, request.acks, checked)
 
     async def _settle_late(
-        self, key: ShareKey, member_id: str, acks: Sequence[AckRange], checked: Sequence[CheckedOutput]
+        self, key: ShareKey, member_id: str, request: ShareSettleRequest, checked: Sequence[CheckedOutput]
     ) -> None:
         """Settle where the last reader has gone: the state tells what it holds no more. Raises: EXPECTED."""
         self._late[key.group_id] += 1
         try:
-            owner = await self._partitions.open(key)
-            await owner.settle(member_id, acks, checked)
+            await self._settle_at(await self._partitions.open(key), member_id, request, checked)
         finally:
             self._late[key.group_id] -= 1
             if not self._late[key.group_id]:  # others may have the same share-partition in hand
@@ -140,3 +149,5 @@ def _check(request: ShareSettleRequest) -> None:
             f"a settle has {OFFSETS_MAX} records and {OUTPUTS_MAX} outputs at most, not {offsets} and "
             f"{len(request.outputs)}: settle them in parts"
         )
+    if request.ordered and len(merged((ack.first, ack.last) for ack in request.acks)) > 1:
+        raise InvalidRequest("outputs in the partition's order are settled run by run: these offsets have gaps")

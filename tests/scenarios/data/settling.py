@@ -1029,6 +1029,164 @@ SCENARIOS = (
             outputs out => records=2
         """,
     ),
+    # --- in the order of the records ---
+    # 45 to 49 wait until 40 to 44 are settled.
+    Scenario(
+        id="X59",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-49
+            fetch M1 => [0-49]c1
+            ack M1 0-39:accept => NONE
+        """,
+        when="a& share_settle M1 45-49:accept ordered=yes +out.0:5",
+        then="""
+            await a => pending
+            outputs out => records=0
+            describe => start=40 lag=10
+            share_settle M1 40-44:accept ordered=yes +out.0:3 => NONE
+            await a => NONE
+            outputs out => records=8
+            describe => start=50 lag=0
+        """,
+    ),
+    # The start offset is the first one that is not finished, and what is finished behind it is no lag.
+    Scenario(
+        id="X60",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-49
+            fetch M1 => [0-49]c1
+            ack M1 0-39:accept => NONE
+            share_settle M1 43-45:accept +out.0:1 => NONE
+            share_settle M1 48-49:accept +out.0:1 => NONE
+            describe => start=40 lag=5
+            a& share_settle M1 46-47:accept ordered=yes +out.0:1
+            await a => pending
+        """,
+        when="share_settle M1 40-42:accept ordered=yes +out.0:1 => NONE",
+        then="""
+            await a => NONE
+            outputs out => records=4
+            describe => start=50 lag=0
+        """,
+    ),
+    # They may come in any order, and each waits for those before it only.
+    Scenario(
+        id="X61",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-3
+            fetch M1 => [0-3]c1
+            c& share_settle M1 3:accept ordered=yes +out.0:1
+            a& share_settle M1 1:accept ordered=yes +out.0:1
+            b& share_settle M1 2:reject ordered=yes +out.0:1
+        """,
+        when="share_settle M1 0:accept +out.0:1 => NONE",
+        then="""
+            await a => NONE
+            await b => NONE
+            await c => NONE
+            outputs out => records=4
+            describe => start=4 lag=0
+        """,
+    ),
+    # What another member has before them keeps them waiting, until that one has ended it, however it does.
+    Scenario(
+        id="X62",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0 1-2
+            fetch M1 max=1 mode=record_limit => [0-0]c1
+            fetch M2 => [1-2]c1
+            a& share_settle M2 1-2:accept ordered=yes +out.0:1
+            await a => pending
+        """,
+        when="ack M1 0:reject => NONE",
+        then="""
+            await a => NONE
+            outputs out => records=1
+            describe => start=3 lag=0
+        """,
+    ),
+    # It waits for five seconds at most; then its member has the records still, and may ask again.
+    Scenario(
+        id="X63",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-1
+            fetch M1 => [0-1]c1
+            a& share_settle M1 1:accept ordered=yes +out.0:1
+            await a => pending
+        """,
+        when="time 5000",
+        then="""
+            await a => REQUEST_TIMED_OUT refused=none
+            outputs out => records=0
+            b& share_settle M1 1:accept ordered=yes +out.0:1
+            await b => pending
+            share_settle M1 0:accept +out.0:1 => NONE
+            await b => NONE
+            outputs out => records=2
+        """,
+    ),
+    # What is not the member's does not wait.
+    Scenario(
+        id="X64",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-2
+            fetch M1 => [0-2]c1
+            ack M1 2:release => NONE
+        """,
+        when="""
+            share_settle M1 2:accept ordered=yes +out.0:1 => INVALID_RECORD_STATE refused=2-2
+            share_settle M2 1:accept ordered=yes +out.0:1 => INVALID_RECORD_STATE refused=1-1
+        """,
+        then="outputs out => records=0",
+    ),
+    # Nor does what is taken from the member while it waits.
+    Scenario(
+        id="X65",
+        on="server",
+        given=f"""
+            {OUT}
+            config lock=15000
+            log 0-1
+            fetch M1 => [0-1]c1
+            time 12000
+            a& share_settle M1 1:accept ordered=yes +out.0:1
+            await a => pending
+        """,
+        when="time 3000",
+        then="""
+            await a => INVALID_RECORD_STATE refused=1-1
+            outputs out => records=0
+            fetch M2 => [0-1]c2
+        """,
+    ),
+    # Its records follow each other.
+    Scenario(
+        id="X66",
+        on="server",
+        given=f"""
+            {OUT}
+            log 0-2
+            fetch M1 => [0-2]c1
+        """,
+        when="share_settle M1 0:accept 2:accept ordered=yes +out.0:1 => INVALID_REQUEST",
+        then="""
+            outputs out => records=0
+            share_settle M1 0:accept 1-2:accept ordered=yes +out.0:1 => NONE
+            outputs out => records=1
+        """,
+    ),
 )
 
 LEFT = ()

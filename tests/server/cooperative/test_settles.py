@@ -14,7 +14,7 @@ from flowshare.log.base import OutputRefused, RecordsTooLarge, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteTopicRequest
 from flowshare.protocol.messages.cooperative import CommitEntry
-from flowshare.server.cooperative.parked import PARK_MS
+from flowshare.server.runtime.parked_settles import PARK_MS
 from flowshare.testing.clock import settle
 from tests.server.cooperative.test_storage import FAILED, killed, refuse
 from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, UPPER, WHOLE, cooperative

@@ -1,11 +1,12 @@
-"""Settles of one partition that wait until all offsets before theirs are committed (`ordered`), before anything of them
-is decided: so nothing is there of one that is failed here, and whoever asked asks again.
+"""`ParkedSettles`: settles of one partition that wait until all records before theirs are finished (`ordered`).
 
-    parked ──all offsets before it are committed──→ its turn, in the order of the offsets
+Nothing of a parked settle is decided, so nothing of it is there when it fails, and the member asks again.
+
+    parked ──all before it is finished──→ its turn, in the order of the offsets
       ├──`PARK_MS` are over──→ REQUEST_TIMED_OUT
-      ├──the group is in a newer generation──→ REBALANCE_IN_PROGRESS
-      └──keys went to another member, or the partition is closed──→ looks again, and is told why
-    `WAITING_MAX` wait ──→ THROTTLING_QUOTA_EXCEEDED: whoever asked waits
+      ├──the group is in a newer generation (cooperative groups)──→ REBALANCE_IN_PROGRESS
+      └──something else has changed, or the partition is closed──→ looks again, and is told why
+    `WAITING_MAX` wait ──→ THROTTLING_QUOTA_EXCEEDED: the member waits
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARK_MS: Final = 5_000
 
 
 class ParkedSettles:
-    """Those of one partition."""
+    """The parked settles of one partition of one group."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +41,7 @@ class ParkedSettles:
         return len(self._waits)
 
     async def turn(self, ranges: list[Pair], generation: int, until_ms: int) -> None:
-        """Wait for the turn of these, or for something to change.
+        """Wait for the turn of these half-open ranges, or for something to change.
 
         Raises: BoundReached, RebalanceInProgress, Refused (it is not their turn until then).
         """
@@ -51,13 +52,13 @@ class ParkedSettles:
         except TimeoutError:
             first = min(first for first, _ in ranges)
             raise Refused(
-                ErrorCode.REQUEST_TIMED_OUT, f"not all offsets before {first} were committed in time; ask again"
+                ErrorCode.REQUEST_TIMED_OUT, f"not all records before offset {first} were finished in time; ask again"
             ) from None
         finally:
             self._waits.abort(future)
 
     def release(self, stable: int) -> None:
-        """All offsets before this one are committed."""
+        """All records before this offset are finished: wake the settles that begin there or before."""
         _wake(self._waits.release(stable))
 
     def rebalanced(self, generation: int) -> None:
@@ -69,7 +70,7 @@ class ParkedSettles:
                     future.set_exception(RebalanceInProgress("the group has rebalanced; ask again"))
 
     def look(self) -> None:
-        """Something else has changed: each sees whether it may wait still."""
+        """Wake all parked settles: each sees whether it may go on waiting."""
         _wake(self._waits.expire(self._clock.steady_ms() + PARK_MS))
 
 
