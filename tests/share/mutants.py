@@ -172,7 +172,7 @@ MUTANTS = (
         "",
     ),
     Mutant("a dry run is a real one", "intervene", "if dry_run or not pieces:", "if not pieces:"),
-    Mutant("of two of a chain the second is named", "browse", "hashes = reversed(", "hashes = ("),
+    Mutant("of two of a chain the second is named", "browse", "self.known.setdefault,", "self.known.__setitem__,"),
     Mutant("delays are told by the leader's own clock", "browse", "hold.due_ms + self._ahead_ms", "hold.due_ms"),
 )
 

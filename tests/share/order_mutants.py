@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "who waits is not woken before the accept is written",
         "server/share/owner",
-        "            self.waiting.look()  # the next of its keys are free, to leave with the same write\n",
+        "            self.waiting.look()  # the next records of its keys are free, to leave with the same write\n",
         "            pass\n",
     ),
     Mutant(
@@ -539,8 +539,8 @@ MUTANTS = (
     Mutant(
         "all that was read is opened at once",
         "server/share/opened_log",
-        "                if size > OPENED_BYTES:\n",
-        "                if False:\n",
+        "            if size > OPENED_BYTES:\n",
+        "            if False:\n",
     ),
     Mutant(
         "marks are looked for in keys that are parked only",

@@ -308,8 +308,8 @@ FLEET_MUTANTS = (
     Mutant(
         "who lost the slot ends what its successor has open",
         LANE,
-        "                await self._keep(self.note)  # who cannot",
-        "                pass  # who cannot",
+        "                await self._keep(self.note)  # a failure",
+        "                pass  # a failure",
     ),
     Mutant("whoever has an older ledger is believed", LANE, "            await self._write_ledger()\n", ""),
     Mutant(
@@ -490,8 +490,8 @@ AGENT_MUTANTS = (
     Mutant(
         "a server that cannot now is asked at once",
         SETTLER,
-        "trouble.due_s = now_s + min(",
-        "trouble.due_s = now_s + 0 * min(",
+        "trouble.due_s = now_s + USUAL",
+        "trouble.due_s = now_s + 0 * USUAL",
     ),
     Mutant(
         "what cannot be written is tried for ever",
