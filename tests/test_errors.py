@@ -25,7 +25,14 @@ OF_COMMANDS = {
 """Errors that only a command meets, as one line; a backend raises a BackendError instead."""
 TAKEN_UP = {
     *("CorruptBatches", "InvalidRecord", "InvalidTimestamp", "InvalidTopic", "InvalidTopicConfig", "NotLed"),
-    *("OffsetOutOfRange", "ProducerRefused", "RecordsTooLarge", "TopicExists", "UnknownTopic"),  # Kafka's error codes
+    *(
+        "OffsetOutOfRange",
+        "ProducerRefused",
+        "RecordsTooLarge",
+        "TooFewBrokers",
+        "TopicExists",
+        "UnknownTopic",
+    ),  # Kafka's error codes
     "NoColumn",  # a pipeline says it as a UsageError
     "NotReadYet",  # the share-partition reads again
     "GenerationOver",  # what was read by it is dropped
@@ -42,6 +49,7 @@ NOT_OF_USERS = {
     "flowshare.server": "what a peer is answered, or its connection's end",
     "flowshare.dev": "of the command `flowshare dev`",
     "flowshare.cli": "the one line that a command ends with",
+    "flowshare.ops": "the one line that an operator's deed ends with",
 }
 
 

@@ -121,14 +121,14 @@ def test_a_record_is_in_one_place_at_a_time():
     kept.acknowledge(2, RENEW)
 
     assert kept.unacknowledged() == 1
-    assert kept.take() == {1: ACCEPT, 2: RENEW}
+    assert kept.take().types == {1: ACCEPT, 2: RENEW}
     assert (list(kept.held), list(kept.renewing)) == ([3], [2])
     with pytest.raises(IllegalState):
         kept.acknowledge(2, ACCEPT)
     kept.settle_renewals([2], renewed=True)
     assert [record.offset for record in kept.hand_out_renewed(5)] == [2]
     kept.acknowledge_rest(REJECT)
-    assert kept.take() == {3: REJECT, 2: REJECT}
+    assert kept.take().types == {3: REJECT, 2: REJECT}
     assert kept.idle
 
 
@@ -151,7 +151,7 @@ def test_an_undecodable_record_that_was_renewed_is_released():
     kept.settle_renewals([1], renewed=True)
 
     assert kept.hand_out_renewed(5) == []
-    assert kept.take() == {1: RELEASE}
+    assert kept.take().types == {1: RELEASE}
 
 
 @pytest.mark.asyncio

@@ -16,7 +16,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from confluent_kafka import Producer
 
-from tests.chaos.journal import NUMBER_SIZE, OrderJournals, poisoned
+from tests.chaos.journal import NUMBER_SIZE, Journals, poisoned
 from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
 from tests.chaos.once_reader import read_committed
 from tests.chaos.once_steps import OUTPUTS_WRITTEN, WRITTEN, Steps
@@ -84,7 +84,7 @@ def abort(server: Server, topic: str) -> None:
 
 def work(world: World, steps: Steps, topic: str, step: str) -> None:
     """Workers handle all records, and one dies at a step at which it has outputs under way."""
-    journals = OrderJournals(world.workers.journals)
+    journals = Journals(world.workers.journals)
 
     def decided() -> int:
         world.workers.check()

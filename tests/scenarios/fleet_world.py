@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowshare.backend.fleet import FleetConnection
-from flowshare.client.net.cluster import Cluster, OpenNode
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.connections import OpenNode
 from flowshare.protocol.messages import Connection
 from tests.scenarios.fleet_local import LocalFleet
 from tests.scenarios.fleet_wire import FleetWire

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from flowshare.client.net.cluster import Cluster, OpenNode
-from flowshare.client.net.connections import NodeConnection
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.connections import NodeConnection, OpenNode
 from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
