@@ -9,7 +9,7 @@ import enum
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 HASHES: Final = 2**31
 """Keys have hashes from 0 to HASHES − 1: Kafka's murmur2 of the key, without its sign."""
@@ -44,7 +44,7 @@ WHOLE: Final[KeyRanges] = (KeyRange(0, HASHES),)
 
 
 if TYPE_CHECKING:
-    Column = array[int]
+    Column: TypeAlias = "array[int]"
 else:
     Column = array  # that has no type parameter at run time
 

@@ -64,7 +64,11 @@ class Form(NamedTuple):
     read: Callable[[Any], Any]
 
 
-PAIRS: Final = (lambda value: tuple(value.items()), dict)
+def _pairs(mapping: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(mapping.items())
+
+
+PAIRS: Final[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = (_pairs, dict)
 """Writes and reads a mapping as pairs."""
 
 
@@ -202,8 +206,7 @@ def _plan(kind: type[Any]) -> _Plan:
 
 
 def _told(value: Any) -> list[Any]:
-    found: list[Any] = value.tolist() if isinstance(value, array) else list(value.columns)
-    return found
+    return cast("list[Any]", value.tolist() if isinstance(value, array) else list(value.columns))
 
 
 def _made(kind: Any, told: Any) -> Any:
