@@ -748,7 +748,7 @@ def test_who_was_stuck_is_given_work_again_as_soon_as_its_loop_gets_on():
     pool = SimpleNamespace(busy=1, runners=[None] * 16, probe=probed.append)
     held = SimpleNamespace(buffered=1, followers=0, give_back=lambda: None, freed=lambda: freed.append(None))
     agent = SimpleNamespace(options=SimpleNamespace(batch=None))
-    keeper = LockKeeper(agent, pool=pool, held=held, acks=None, prefetch=prefetch, clock=None, wake=lambda: None)  # type: ignore[arg-type]
+    keeper = LockKeeper(agent, pool=pool, held=held, acks=None, prefetch=prefetch, clock=None)  # type: ignore[arg-type]
 
     keeper._look_for_stuck_handlers(1.5)
     assert (prefetch.stuck, prefetch.target) == (True, 1)

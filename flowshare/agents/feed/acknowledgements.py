@@ -7,9 +7,9 @@ each range names its delivery, and the answer the ranges that are not held (SG-1
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from flowshare.agents.handler.chunk import runs
 from flowshare.client.errors import NO_COORDINATOR
@@ -45,6 +45,16 @@ Key = tuple[TopicPartition, int]
 """Partition and generation (of the connection over which the records were acquired)."""
 
 
+class Acknowledging(Protocol):
+    """A carrier of acknowledgements; see `AckSender`."""
+
+    def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
+        """Accept these offsets."""
+
+    def acknowledge(self, key: Key, ack: AckRange) -> None:
+        """Acknowledge a range in another way; `ack.counter` says as what it counts."""
+
+
 AckRanges = dict[TopicPartition, list[AckRange]]
 
 
@@ -69,8 +79,10 @@ Observer = Callable[[Settled], None]
 class OutcomeReporter:
     """Reports each delivery's outcome to an observer once it is confirmed; on the service loop."""
 
-    def __init__(self, agent: str, observer: Observer) -> None:
+    def __init__(self, agent: str, observer: Observer, topic: str = "") -> None:
+        """topic: the agent's topic, for outcomes whose answer names none."""
         self._agent = agent
+        self._topic = topic
         self._observer = observer
         self._noted: dict[tuple[TopicPartition, int], tuple[int, str, float]] = {}
 
@@ -84,6 +96,12 @@ class OutcomeReporter:
         for offset in range(ack.first, ack.last + 1):
             attempt, reason, delay_s = self._noted.pop((result.tp, offset), (0, "", 0.0))
             self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, delay_s))
+
+    def settled(self, tp: TopicPartition, offsets: Sequence[int], how: str) -> None:
+        """Report the outcome of noted records whose settling no server answers."""
+        for offset in offsets:
+            attempt, reason, delay_s = self._noted.pop((tp, offset), (0, "", 0.0))
+            self._observer(Settled(self._agent, self._topic, tp.partition, offset, attempt, how, reason, delay_s))
 
     def ended(self, topic: str, partition: int, offset: int, attempt: int, how: str, reason: str) -> None:
         """Report the end of a handler whose record was accepted before."""

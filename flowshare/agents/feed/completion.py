@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.feed.ack_sender import AckSender
-from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE
+from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, Acknowledging
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
 from flowshare.agents.feed.settle_units import Ending, Records, Unit
@@ -76,7 +76,7 @@ class Completion:
         *,
         clock: Clock,
         producer: Producer,
-        acks: AckSender,
+        acks: Acknowledging,
         random: random_module.Random,
         stats: AgentStats,
         on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
@@ -115,6 +115,7 @@ class Completion:
         self.settler: Settler | None = None
         """Settles outputs together with their records, for an agent with `exactly_once`."""
         if agent.options.exactly_once:
+            assert isinstance(acks, AckSender), "settling is for share groups"
             self.settler = Settler(
                 agent.name,
                 clock=clock,

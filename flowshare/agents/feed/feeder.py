@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.ack_sender import GATHER_S, AckSender
@@ -63,15 +62,7 @@ FINISH_S: Final = 1.0
 
 
 class Feeder:
-    """Feeder of one agent: its member, its buffer and its acknowledgements.
-
-    The member is where its records are (`agents.feed.members`): in a share group, a cooperative group, or a KMQ queue.
-    """
-
-    completion: type[Completion] = Completion
-    keeper: type[LockKeeper] = LockKeeper
-    returns = True
-    """False: no record can be given back, so an agent that pauses or stops handles all that it has."""
+    """Feeder of one agent: its member, its buffer and its acknowledgements."""
 
     def __init__(
         self,
@@ -121,7 +112,7 @@ class Feeder:
             )
         if options.order is not None:
             self._held.on_lost = lambda chunk, lost: self._at_pool(pool.lost, chunk, lost)
-        self._completion = self.completion(
+        self._completion = Completion(
             agent,
             clock=clock,
             producer=environment.producer,
@@ -179,21 +170,18 @@ class Feeder:
         )
         self._fetch_size.settler = self._completion.settler
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
-        wake = partial(self._at_pool, pool.wake)
-        self._locks = self.keeper(
-            agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock, wake=wake
+        self._locks = LockKeeper(
+            agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
         )
         self._held.added = self._locks.watch
         self._standstill = Standstill(
             agent.name,
             permit=pool.permit,
-            wake=wake,
+            wake=lambda: self._at_pool(pool.wake),
             held=self._held,
             locks=self._locks,
             clock=clock,
         )
-        self._watches = not environment.virtual_time
-        """True if a standstill of the process is noticed: locks may be lost in it."""
         self._member: Member | None = None
         self._member_id = member_id
         self._asking: asyncio.Task[None] | None = None
@@ -282,7 +270,7 @@ class Feeder:
             assert isinstance(member, SettlingMember), "brokers settle nothing"
             self._completion.settler.start(member)
         self._locks.start(member)
-        if self._watches:
+        if not self._virtual_time:
             self._standstill.start(member)
         self._stall.start(member)
         if self._breaker is not None:
@@ -466,7 +454,7 @@ class Feeder:
         if not self._stopping:
             self._feed(chunks)
             return
-        if not (self.returns and self._capabilities.unrun_release):
+        if not self._capabilities.unrun_release:
             self._feed(chunks)
         self._give_back()
 

@@ -177,20 +177,6 @@ class HeldRecords:
 
     # --- losing -------------------------------------------------------------------------------------------------
 
-    def drop_waiting(self, chunk: Chunk) -> None:
-        """Drop the chunk's records that no handler has begun: their time is over, and the others may go on."""
-        dropped = [record.offset for record in _take_waiting(chunk)]
-        if dropped:
-            self._stats.lock_lost += len(dropped)
-            logger.warning(
-                "agent=%s record=%s..%d: %d records are dropped: no handler had begun them when their time was over",
-                chunk.agent,
-                chunk.at(dropped[0]),
-                dropped[-1],
-                len(dropped),
-            )
-            self.decided(chunk, dropped)
-
     def lose(self, chunk: Chunk, offsets: list[int]) -> None:
         """Note lost locks: running records are discarded when they end, waiting ones are dropped."""
         lost = set(offsets) - set(chunk.settled) - chunk.settling
@@ -296,18 +282,8 @@ class LockKeeper:
     """Keeper of one agent's locks; on the service loop. No timer runs while nothing is held."""
 
     def __init__(
-        self,
-        agent: ShareAgent,
-        *,
-        pool: Pool,
-        held: HeldRecords,
-        acks: AckSender,
-        prefetch: Prefetch,
-        clock: Clock,
-        wake: Callable[[], object],
+        self, agent: ShareAgent, *, pool: Pool, held: HeldRecords, acks: AckSender, prefetch: Prefetch, clock: Clock
     ) -> None:
-        """wake: lets the pool look at its queue."""
-        self._wake = wake
         self._agent = agent
         self._pool = pool
         self._held = held

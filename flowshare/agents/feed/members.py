@@ -33,8 +33,7 @@ Unrun = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
 
 class Member(Protocol):
-    """A member as the feed uses it, the source of its records: a `ShareMember`, two of them, a member of a cooperative
-    group, or one that reads a KMQ queue."""
+    """A member as the feed uses it: a `ShareMember`, two of them, or a member of a cooperative group."""
 
     @property
     def member_id(self) -> str:

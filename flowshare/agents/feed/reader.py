@@ -190,7 +190,7 @@ class Reader:
 
         Only for first deliveries of records that nobody looks at before their handlers.
         """
-        if self._observed or part.read is not None or self._is_retry(part):
+        if self._observed or self._is_retry(part):
             return None
         try:
             lazy = lazy_records(part.records, part.acquired)

@@ -51,7 +51,7 @@ class AgentRuntime:
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._pool = make_pool(agent, environment)
-        self._feeder: Feeder = (
+        self._feeder: Feeder | KmqFeeder = (
             _kmq_feeder(agent, self._pool, environment, observer=observer)
             if isinstance(agent, KmqAgent)
             else _cooperative_feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
@@ -77,7 +77,7 @@ class AgentRuntime:
     @property
     def breaker(self) -> HeardBreaker | None:
         """The state of the group's breaker, as the agent heard it; None: the agent has no breaker."""
-        return self._feeder.breaker
+        return self._feeder.breaker if isinstance(self._feeder, Feeder) else None
 
     @property
     def paused(self) -> bool:

@@ -14,9 +14,6 @@ from flowshare.agents.feed.completion import Completion
 from flowshare.agents.handler.delivery import about
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.texts import REASON_MAX, clip, named, place_of
-from flowshare.client.session.ranges import AckResult
-from flowshare.protocol.errors import ErrorCode
-from flowshare.share.types import AckRange
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.chunk import Chunk
@@ -52,6 +49,4 @@ class KmqCompletion(Completion):
         place = f" ({place_of(error)})" if error is not None else ""
         with about(chunk, raw):
             logger.warning("%s: left to the tracker: %s%s", chunk.where(raw.offset), clip(reason, REASON_MAX), place)
-        self._on_decided(chunk, raw, reason, 0.0)
-        ack = AckRange(raw.offset, raw.offset, RELEASE, counter=counter)
-        self._acks.count([ack], AckResult(chunk.topic, *chunk.tp, (ack,), ErrorCode.NONE, None, 0.0))
+        self._ack(chunk, raw, RELEASE, counter, reason)
