@@ -206,7 +206,7 @@ def _plan(kind: type[Any]) -> _Plan:
 
 
 def _told(value: Any) -> list[Any]:
-    return cast("list[Any]", value.tolist() if isinstance(value, array) else list(value.columns))
+    return list(getattr(value, "columns", value))  # an array has none
 
 
 def _made(kind: Any, told: Any) -> Any:
