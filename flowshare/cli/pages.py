@@ -5,7 +5,6 @@ A page is asked for by the way that the worker's own user has, else over TCP wit
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -23,7 +22,7 @@ from flowshare.ops.deeds import DEEDS
 from flowshare.ops.session import embedded_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from flowshare.agents.pages.own_user import Answer
 
@@ -209,6 +208,19 @@ async def _order(address: str, page: str, timeout_s: float, figure: str) -> floa
     return float(ask(address, page, method="POST", timeout_s=timeout_s).get(figure, 0))
 
 
+def _at_once(act: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of an act that waits for nothing but `_order`.
+
+    It runs without a loop: there the first Ctrl-C would only be noted, and `ask` would go on until its time-out.
+    """
+    try:
+        act.send(None)
+    except StopIteration as done:
+        return done.value
+    act.close()
+    raise RuntimeError("an act on a worker waited for something else than its order")
+
+
 def _ordering(name: str, who: str, find: Callable[[str], str], said: str = "") -> click.Command:
     """Return the command of a deed on a worker. who: of which kind. find: its address on a log. said: other words."""
     deed = DEEDS[name]
@@ -220,7 +232,7 @@ def _ordering(name: str, who: str, find: Callable[[str], str], said: str = "") -
         given = deed.check(texts)
         if given["worker"] is None:
             given["worker"] = find(app_broker(app_path) if app_path else broker_url(broker, None))
-        result = asyncio.run(deed.act(_order, dry_run=False, **given))
+        result = _at_once(deed.act(_order, dry_run=False, **given))
         say(said or deed.said(result, **given))
 
     return of_deed(deed, call)

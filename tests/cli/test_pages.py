@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import signal
 import threading
 
 import orjson
@@ -136,6 +137,21 @@ def test_the_one_supervisor_of_a_path_is_found_by_its_workers(shell, monkeypatch
     assert asked == [("127.0.0.1:9", "/resize?workers=3")]
     known.remove()
     assert "name one by --web" in shell("resize", "3", "--broker", "kafka://127.0.0.1:9", code=1)
+
+
+@pytest.mark.parametrize("command", [["drain"], ["resize", "3"]])
+def test_the_first_ctrl_c_ends_an_order_that_waits_for_its_answer(shell, monkeypatch, command):
+    answered = []
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        answered.append(True)
+        return {"drained": True, "workers": 3}
+
+    monkeypatch.setattr("flowshare.cli.pages.ask", interrupted)
+
+    assert "interrupted" in shell(*command, "--web", "127.0.0.1:1", code=130)
+    assert answered == []
 
 
 async def needed_of(address: str):
