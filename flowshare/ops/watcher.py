@@ -312,21 +312,28 @@ class Watcher:
     async def _ask_detail(self, admin: ShareAdmin, capabilities: Capabilities, name: str) -> None:
         """Ask for members and settings of a group; what may not be seen is not known."""
         known = self._known[name]
-        known.detailed_s, known.state_then, known.made = self._clock.monotonic(), known.state, None
-        known.members, known.assigned, known.told_state, known.settings = None, None, "", {}
-        known.breaker = BreakerFacts()
-        share = known.kind == "share"
+        # Before the questions: `hurry` may come during them, and counts for the next look.
+        known.detailed_s, state_then = self._clock.monotonic(), known.state
+        members: int | None = None
+        assigned: int | None = None
+        told_state, settings, share = "", dict[str, str](), known.kind == "share"
         try:
-            found = await (admin.describe_group(name) if share else admin.cooperative.describe(name))
-            known.members, known.told_state = len(found.members), found.state
-            known.assigned = sum(any(one.assignment.values()) for one in found.members)
-        except ServerError as error:
-            logger.debug("members of group %s: %s", name, error)
-        if share and capabilities.pausing:  # brokers may want a right of its own for the question
             try:
-                known.settings = {one.name: one.value or "" for one in await admin.group_configs(name)}
+                found = await (admin.describe_group(name) if share else admin.cooperative.describe(name))
+                members, told_state = len(found.members), found.state
+                assigned = sum(any(one.assignment.values()) for one in found.members)
             except ServerError as error:
-                logger.debug("settings of group %s: %s", name, error)
+                logger.debug("members of group %s: %s", name, error)
+            if share and capabilities.pausing:  # brokers may want a right of its own for the question
+                try:
+                    settings = {one.name: one.value or "" for one in await admin.group_configs(name)}
+                except ServerError as error:
+                    logger.debug("settings of group %s: %s", name, error)
+        except BaseException:  # unanswered, or the look was cancelled: what was known stands, and the next look asks
+            known.detailed_s = -math.inf
+            raise
+        known.members, known.assigned, known.told_state, known.settings = members, assigned, told_state, settings
+        known.state_then, known.breaker, known.made = state_then, BreakerFacts(), None
 
     async def _ask_breakers(self, admin: ShareAdmin, asked: Iterable[str]) -> None:
         having = [name for name in asked if self._known[name].settings.get(BREAKER, "0") != "0"]

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.backend.base import NATIVE
-from flowshare.client.errors import ServerError
+from flowshare.client.admin.admin import PAUSED
+from flowshare.client.errors import ConnectionLost, ServerError
 from flowshare.ops import reading
 from flowshare.ops.reading import LetterCounts
 from flowshare.ops.watcher import DETAILS_AT_LEAST, SIDE_BY_SIDE, LookLimits, Watcher
@@ -18,6 +19,7 @@ from tests.sim.clock import HandClock
 
 pytestmark = pytest.mark.asyncio
 LIMITS = LookLimits(seconds=2.0, slow_s=30.0)
+PAUSING = SimpleNamespace(pausing=True, key_order=False)
 
 
 class Admin:
@@ -200,6 +202,44 @@ async def test_what_may_not_be_seen_is_not_known_and_the_rest_is():
     (group,) = (await Watcher(clock).look(admin, NATIVE, shared("g"))).groups.values()
 
     assert (group.members, group.assigned, group.total.backlog) == (None, None, 100)
+
+
+async def test_a_look_that_fails_forgets_nothing_about_a_group_and_the_next_one_asks_for_its_members_again():
+    clock = HandClock()
+    admin, watcher = Admin(clock), Watcher(clock, LIMITS)
+    describe, value = admin.describe_group, "true"
+
+    async def configs(_group):
+        return [SimpleNamespace(name=PAUSED, value=value)]
+
+    async def lost(_group):
+        raise ConnectionLost("gone")
+
+    admin.group_configs = configs
+    await watcher.look(admin, PAUSING, shared("g"))
+    clock.now_s += 31.0
+    admin.describe_group = lost
+    with pytest.raises(ConnectionLost):
+        await watcher.look(admin, PAUSING, shared("g"))
+    known = watcher._known["g"].figures("g")
+    assert (known.paused, known.members) == (True, 1)
+
+    admin.describe_group, value = describe, "false"
+    clock.now_s += 1.0
+    assert not (await watcher.look(admin, PAUSING, shared("g"))).groups["g"].paused
+
+
+async def test_a_setting_that_is_changed_during_a_look_is_seen_by_the_next_one():
+    clock = HandClock()
+    admin, watcher, told = Admin(clock), Watcher(clock, LIMITS), ["false", "true"]
+
+    async def configs(_group):
+        watcher.hurry()
+        return [SimpleNamespace(name=PAUSED, value=told.pop(0))]
+
+    admin.group_configs = configs
+    await watcher.look(admin, PAUSING, shared("g"))
+    assert (await watcher.look(admin, PAUSING, shared("g"))).groups["g"].paused
 
 
 async def test_letters_of_very_many_topics_are_counted_in_turn_and_again_and_again():
