@@ -209,7 +209,9 @@ def parked(group: str, as_json: bool, url: str) -> None:
     )
 
 
-def _show_unparked(places: Sequence[tuple[str, int]], *, key: bytes, as_json: bool, **_: Any) -> None:
+def _show_unparked(places: Sequence[tuple[str, int]], *, group: str, key: bytes, as_json: bool, **_: Any) -> None:
+    if not places:
+        raise Failure(f"group {group} has no parked key {text_of(key)!r}; `flowshare dlq parked {group}` lists them")
     if as_json:
         emit_json([{"topic": topic, "partition": partition} for topic, partition in places])
         return

@@ -299,7 +299,7 @@ def _named(given: Given) -> Given:
         f"The key goes on in {topic}-{partition}.",
         "Its letters stay in the dead letters, and are out of order if they are replayed later.",
     ),
-    said=lambda *_, **__: "the key goes on",
+    said=lambda places, **_: "the key goes on" if places else "the key is not parked any more",
     danger=True,
 )
 async def _unpark(
@@ -311,27 +311,29 @@ async def _unpark(
     """
     if dry_run:
         return []
+    unpark = partial(session.admin.change_parked_key, group, "unpark")
+    if topic is not None and partition is not None:
+        for name in dict.fromkeys((key, key_name(key))):  # not from a list, which takes the leaders of all partitions
+            if await unpark(topic, partition, name) is not None:
+                return [(topic, partition)]
     told = await session.admin.parked_keys(group)
     found = [one for one in told.keys if one.key in (key, key_name(key))]
     if not found:
-        raise Failure(_no_such_key(group, key, [one.key for one in told.keys]))
+        _check_alike(group, key, [one.key for one in told.keys])
     chosen = [one for one in found if topic in (None, one.topic) and partition in (None, one.partition)]
-    if not chosen:
+    if found and not chosen:
         where = ", ".join(one.topic if partition is None else f"{one.topic}-{one.partition}" for one in found)
         wanted = topic if partition is None else f"{topic}-{partition}"
         raise Failure(f"that key is parked in {where}, and not in {wanted}")
-    for one in chosen:
-        await session.admin.change_parked_key(group, "unpark", one.topic, one.partition, one.key)
-    return [(one.topic, one.partition) for one in chosen]
+    return [(one.topic, one.partition) for one in chosen if await unpark(one.topic, one.partition, one.key) is not None]
 
 
-def _no_such_key(group: str, key: bytes, parked: Sequence[bytes]) -> str:
-    """Return the error; keys that only look like it are named as they can be."""
+def _check_alike(group: str, key: bytes, parked: Sequence[bytes]) -> None:
+    """Check that no parked key only looks like this one. Raises: Failure, which names it as it can be."""
     shown = text_of(key)
     alike = next((one for one in parked if shown in (text_of(one), printable(text_of(one) or ""))), None)
     if alike is not None:
-        return f"group {group} has a parked key that looks like it: name its bytes, --hex {alike.hex()}"
-    return f"group {group} has no parked key {shown!r}; `flowshare dlq parked {group}` lists them"
+        raise Failure(f"group {group} has a parked key that looks like it: name its bytes, --hex {alike.hex()}")
 
 
 def _chosen(given: Given) -> Given:

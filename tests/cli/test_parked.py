@@ -223,6 +223,8 @@ def test_an_unparked_key_goes_on_without_its_letters(shell):
     assert handled(shell, poison={0}, records=2) == []
 
     assert shell("dlq", "unpark", "t.agent", "a") == "a goes on in in-0\n"
+    for place in ((), ("--topic", "in", "--partition", "0")):
+        assert "has no parked key 'a'" in shell("dlq", "unpark", "t.agent", "a", *place, code=1)
     sent(shell, 4)
     assert handled(shell, records=3) == [4]
 

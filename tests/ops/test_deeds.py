@@ -12,9 +12,13 @@ import click
 import pytest
 
 from flowshare.cli import COMMANDS, main
+from flowshare.client.errors import ServerError
 from flowshare.console.actions import ACTIONS
 from flowshare.console.forms import Means
+from flowshare.ops import Failure
 from flowshare.ops.deeds import DEEDS
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.key_hash import NAME_MAX, key_name
 from tests.console.test_actions import GIVEN, RANGES, REPLAY, RESET
 
 GROUP = {"group": "g"}
@@ -143,3 +147,55 @@ def test_both_faces_refuse_a_wrong_argument_with_the_same_sentence(acts, monkeyp
     assert sentence in refused.value.format_message()
     assert f"Error: {refused.value.format_message()}\n" in capsys.readouterr().err
     assert acts == []
+
+
+class ParkedAdmin:
+    """Stands in for the admin client of a group with parked keys: what it was asked to unpark."""
+
+    def __init__(self, *keys, listed=None):
+        self.keys = list(keys)
+        self.listed = self.keys if listed is None else listed
+        self.unparked = []
+
+    async def change_parked_key(self, _group, _act, topic, partition, key):
+        if (topic, partition, key) not in self.keys:
+            return None
+        self.unparked.append((topic, partition, key))
+        return object()
+
+    async def parked_keys(self, _group):
+        if self.listed is AWAY:
+            raise ServerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader of orders-1 is away")
+        return SimpleNamespace(keys=[SimpleNamespace(topic=t, partition=p, key=key) for t, p, key in self.listed])
+
+
+AWAY = object()
+LONG = b"k" * (NAME_MAX + 1)
+
+
+async def unparked(admin, key=b"k", topic="orders", partition=0):
+    given = {"group": "g", "key": key, "topic": topic, "partition": partition}
+    places = await DEEDS["dlq unpark"].act(SimpleNamespace(admin=admin), dry_run=False, **given)
+    return DEEDS["dlq unpark"].said(places, **given)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("key", "name"), [(b"k", b"k"), (LONG, key_name(LONG)), (key_name(LONG), key_name(LONG))])
+async def test_a_key_of_a_named_partition_is_unparked_while_the_leader_of_another_one_is_away(key, name):
+    admin = ParkedAdmin(("orders", 0, name), listed=AWAY)
+
+    assert await unparked(admin, key) == "the key goes on"
+    assert admin.unparked == [("orders", 0, name)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("place", [("orders", 0), (None, None)])
+async def test_a_key_that_has_gone_on_meanwhile_is_not_told_as_let_go_on(place):
+    for listed in ([], [("orders", 0, b"k")]):
+        assert await unparked(ParkedAdmin(listed=listed), b"k", *place) == "the key is not parked any more"
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_is_parked_elsewhere_is_told_with_its_place():
+    with pytest.raises(Failure, match="parked in orders-1, and not in orders-0"):
+        await unparked(ParkedAdmin(("orders", 1, b"k")))
