@@ -204,8 +204,13 @@ def _only(kind: str, known: dict[str, str]) -> str:
 
 
 async def _order(address: str, page: str, timeout_s: float, figure: str) -> float:
-    """Have the worker or supervisor with these pages act; the figure of its answer (`ops.deeds.Order`)."""
-    return float(ask(address, page, method="POST", timeout_s=timeout_s).get(figure, 0))
+    """Have the worker or supervisor with these pages act; the figure of its answer (`ops.deed.Order`). Raises:
+    Failure."""
+    found = ask(address, page, method="POST", timeout_s=timeout_s)
+    told = found.get(figure) if isinstance(found, dict) else None
+    if not isinstance(told, int | float):
+        raise Failure(f"http://{address}{page} answered without {figure!r}: is it a worker or supervisor of flowshare?")
+    return float(told)
 
 
 def _at_once(act: Coroutine[Any, Any, Any]) -> Any:

@@ -154,6 +154,14 @@ def test_the_first_ctrl_c_ends_an_order_that_waits_for_its_answer(shell, monkeyp
     assert answered == []
 
 
+@pytest.mark.parametrize("answer", [{}, [], 3, {"workers": None, "drained": "yes"}])
+@pytest.mark.parametrize("command", [["drain"], ["resize", "3"]])
+def test_an_answer_without_the_figure_is_no_success(shell, monkeypatch, command, answer):
+    monkeypatch.setattr("flowshare.cli.pages.ask", lambda *_, **__: answer)
+
+    assert "is it a worker or supervisor" in shell(*command, "--web", "127.0.0.1:1", code=1)
+
+
 async def needed_of(address: str):
     source = _LagSource("memory://", (address,))
     try:
