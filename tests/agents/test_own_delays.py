@@ -278,7 +278,7 @@ def of_another(due_ms):
 @pytest.mark.flowshare
 @pytest.mark.parametrize("letters", [True, False])
 async def test_a_record_whose_agent_never_comes_is_a_dead_letter_a_day_after_it_was_due(monkeypatch, letters):
-    monkeypatch.setattr(delays, "SEEN_S", 120)
+    monkeypatch.setattr(delays, "ROUNDS", 8)
     app = one_agent(failing(0, []), **({} if letters else {"dead_letter": None}))
 
     async with fs.testing.harness(app) as bus:
@@ -300,6 +300,30 @@ async def test_a_record_whose_agent_never_comes_is_a_dead_letter_a_day_after_it_
                 headers["flowshare.dlq.reason"].decode()
             )
         assert len(bus.records("t.agent.retry")) > copies, "what is not over yet goes on waiting"
+
+
+@pytest.mark.flowshare
+async def test_records_that_nobody_could_run_for_a_day_are_run_by_their_own_agent_when_the_brokers_are_back(
+    monkeypatch,
+):
+    monkeypatch.setattr(delays, "UNREAD_S", 20)
+    seen = []
+    app = of_two_topics(seen)
+
+    async with fs.testing.harness(app) as bus:
+        agents = [bus.host.runtimes[name] for name in ("one", "other")]
+        for _ in range(4):
+            await bus.send("b", b"x")
+        await bus.advance(2)
+        for agent in agents:
+            agent.pause()
+        await bus.advance(40)
+        for agent in agents:
+            agent.resume()
+        await bus.advance(60)
+
+        assert sorted(one[2] for one in seen if one[3] == 2) == list(range(4))
+        assert bus.records("g.dlq") == []
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": fs.Batch(2, within=0.1)}])

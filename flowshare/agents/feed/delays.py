@@ -4,7 +4,7 @@
     anything else                                    -> the retry topic, confirmed, then accepted
     in the retry topic and not due yet               -> held and renewed; after a while written anew at its end
     there, of a topic that this agent does not read  -> the same, due or not: another agent or version reads it
-    that for a day after it was due                  -> a dead letter; without a topic for them the same, on and on
+    that for a day after it was due, and an hour     -> a dead letter; without a topic for them the same, on and on
 
 A broker counts all records between the first and the last one in flight against the record locks, so a held record
 stops its partition once that many others have passed it. Hence at most a quarter of the locks is held, and a record
@@ -19,6 +19,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.feed.acknowledgements import ACCEPT, RELEASE
@@ -51,9 +52,9 @@ OTHERS_S: Final = (5.0, 15.0)
 
 UNREAD_S: Final = 86_400.0
 """Seconds after its due time from which on a record of another agent becomes a dead letter."""
-SEEN_S: Final = 3600.0
-"""Seconds for which a reader runs before it makes such letters: when a group starts anew, its other agents may come
-later."""
+ROUNDS: Final = 240
+"""Times that such a record is passed on before that, each after the longest of OTHERS_S: an hour in all. Its agent may
+run, and have been kept from it for that day: the brokers were away, or all of the group's processes."""
 
 Produced = Callable[[BaseException | None], None]
 DELIVERIES_MAX: Final = 2
@@ -140,10 +141,12 @@ class Delays:
         else:
             self.hold(chunk, record, REWRITE_S, lambda: self.rewrite(chunk, record, due_ms))
 
-    def rewrite(self, chunk: Chunk, record: DecodedRecord, due_ms: int, *, elsewhere: bool = False) -> None:
-        """Write a waiting record anew at the end of the retry topic, unchanged. elsewhere: in the next partition, which
-        another member may read; its key would bring it to the same one again."""
-        self._put(chunk, record, due_ms, None, elsewhere=elsewhere)
+    def rewrite(
+        self, chunk: Chunk, record: DecodedRecord, due_ms: int, *, elsewhere: bool = False, rounds: int = 0
+    ) -> None:
+        """Write a waiting record anew at the end of the retry topic, unchanged but for `rounds` more. elsewhere: in the
+        next partition, which another member may read; its key would bring it to the same one again."""
+        self._put(chunk, record, due_ms, None, elsewhere=elsewhere, rounds=rounds)
 
     def passed(self, tp: TopicPartition, last: int) -> None:
         """Move records that are far behind to the retry topic. last: highest offset of the partition in flight."""
@@ -182,7 +185,14 @@ class Delays:
         self._put(held.chunk, held.record, due_ms, held.said)
 
     def _put(
-        self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None, *, elsewhere: bool = False
+        self,
+        chunk: Chunk,
+        record: DecodedRecord,
+        due_ms: int,
+        said: Said | None,
+        *,
+        elsewhere: bool = False,
+        rounds: int = 0,
     ) -> None:
         """Write into the retry topic, and accept when that is confirmed. said: None: the record did not run, it only
         waits on."""
@@ -190,7 +200,7 @@ class Delays:
         if record.offset in chunk.lost:
             self._acknowledge(chunk, record, ACCEPT, *waits)  # another member has the record: nothing is sent
             return
-        letter = waiting(self._agent.group, chunk, record, due_ms, counted=said is not None)
+        letter = waiting(self._agent.group, chunk, record, due_ms, counted=said is not None, rounds=rounds)
         if elsewhere and (count := self._partitions(letter.topic)) > 1:
             letter = letter._replace(partition=(chunk.tp.partition + 1) % count)
         self.producing += 1
@@ -211,7 +221,8 @@ class Delays:
             if keeps is not None and not self._stopping:
                 self.hold(chunk, record, keeps[-1], lambda: self._acknowledge(chunk, record, RELEASE, *keeps))
             elif not self._stopping:
-                self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said, elsewhere=elsewhere))
+                again = partial(self._put, chunk, record, due_ms, said, elsewhere=elsewhere, rounds=rounds)
+                self.hold(chunk, record, AGAIN_S, again)
 
         self._produce(chunk, record, letter, produced)
 
@@ -259,7 +270,6 @@ class RetryTopicReader:
         self._delays = delays
         self._feed = feed
         self._clock = clock
-        self._began_s = clock.monotonic()
         self._told: set[str] = set()
         """Topics of others whose records have been told of."""
 
@@ -302,7 +312,7 @@ class RetryTopicReader:
 
     def _hold(self, chunk: Chunk, raw: RawRecord, origin: RetryOrigin, *, again: bool) -> None:
         """Hold a record, its lock renewed, from all handlers until it is due; one of another agent, until it is written
-        anew, unless that was done for long enough.
+        anew, unless that was done for long enough: then it is a dead letter.
 
         again: write it anew now; workers that died while it waited have nearly used up its deliveries.
         """
@@ -310,7 +320,8 @@ class RetryTopicReader:
         self._held.add(chunk)
         record = chunk.whole(raw)
         foreign = origin.topic not in self._agent.topics
-        if foreign and self._is_unread(origin):
+        overdue = foreign and self._clock.now_ms() - origin.due_ms >= UNREAD_S * 1000
+        if overdue and origin.rounds >= ROUNDS and self._agent.dead_letter_topic is not None:
             self._completion.complete(chunk, record, Outcome(OutcomeKind.DEAD, None, self._unread(origin)))
             return
         if foreign:
@@ -318,7 +329,7 @@ class RetryTopicReader:
 
         def run() -> None:
             if foreign:
-                self._delays.rewrite(chunk, record, origin.due_ms, elsewhere=True)
+                self._delays.rewrite(chunk, record, origin.due_ms, elsewhere=True, rounds=int(overdue))
             elif raw.offset in chunk.lost:
                 self._held.decided(chunk, [raw.offset])
             else:
@@ -337,12 +348,6 @@ class RetryTopicReader:
         least_s, most_s = OTHERS_S
         wait_s = min(max((now_ms - origin.due_ms) / 1000, least_s), most_s)
         return max(origin.due_ms, now_ms + round(wait_s * 1000))
-
-    def _is_unread(self, origin: RetryOrigin) -> bool:
-        """Tell if no other agent of the group is to be expected for a record, and it can become a dead letter."""
-        overdue_s = self._clock.now_ms() / 1000 - origin.due_ms / 1000
-        seen_s = self._clock.monotonic() - self._began_s
-        return overdue_s >= UNREAD_S and seen_s >= SEEN_S and self._agent.dead_letter_topic is not None
 
     def _unread(self, origin: RetryOrigin) -> str:
         hours = (self._clock.now_ms() - origin.due_ms) // 3_600_000

@@ -3,6 +3,7 @@
 A waiting record is a copy of the failed one, with `flowshare.retry.*` headers: its origin, its number of deliveries,
 its due time. To its handler, in logs and in its dead letter it appears as the original record. Its own timestamp is the
 time of the copy: with the original's, retention would delete waiting records, or the topic refuse them as too old.
+Only what the copies say themselves outlives the processes that pass them on: so they carry their number of rounds, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SUFFIX: Final = ".retry"
 
 class RetryOrigin(NamedTuple):
     """Origin of a waiting record. attempts: deliveries before the copy. due_ms: due time, wall-clock. timestamp_ms: the
-    original's; None: the waiting record has it itself (of older releases)."""
+    original's; None: the waiting record has it itself (of older releases). rounds: times that it was passed on after
+    agents had a day to run it."""
 
     topic: str
     topic_id: uuid.UUID
@@ -33,6 +35,7 @@ class RetryOrigin(NamedTuple):
     attempts: int
     due_ms: int
     timestamp_ms: int | None = None
+    rounds: int = 0
 
     @property
     def place(self) -> tuple[str, uuid.UUID, int]:
@@ -45,9 +48,14 @@ def retry_topic(group: str) -> str:
     return f"{group}{SUFFIX}"
 
 
-def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, counted: bool = True) -> ProducerRecord:
-    """Make the retry topic's copy of a record. counted: False: this delivery was no attempt."""
+def waiting(
+    group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, counted: bool = True, rounds: int = 0
+) -> ProducerRecord:
+    """Make the retry topic's copy of a record. counted: False: this delivery was no attempt. rounds: how many the copy
+    has more than the record, unless it was one."""
     origin = chunk.origin(record.offset)
+    if origin is not None and not counted:
+        rounds += origin.rounds
     described = {
         "topic": chunk.topic,
         "topic_id": str(chunk.topic_id),
@@ -57,6 +65,8 @@ def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, cou
         "due": str(due_ms),
         "timestamp": str(record.timestamp_ms),
     }
+    if rounds:
+        described["rounds"] = str(rounds)
     headers = tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX))
     headers += tuple((PREFIX + name, text.encode()) for name, text in described.items())
     return ProducerRecord(retry_topic(group), record.value, record.key, headers, None, None)
@@ -75,6 +85,7 @@ def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> RetryOrigin | None
             int(text["attempts"]),
             int(text["due"]),
             int(text["timestamp"]) if "timestamp" in text else None,
+            int(text.get("rounds", 0)),
         )
     except (KeyError, ValueError):
         return None
