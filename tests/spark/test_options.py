@@ -9,6 +9,7 @@ import pytest
 
 from flowshare.agents.handler.errors import OptionError
 from flowshare.backend.base import EMBEDDED, NATIVE, Capabilities
+from flowshare.client.admin.sizes import ASKED_AT_ONCE
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry, TopicMetadata
@@ -310,6 +311,28 @@ def test_a_dead_letter_topic_that_may_not_be_made_is_told_of_and_the_query_runs(
     asyncio.run(need_dead_letter_topic(parse(), admin, ["orders"]))  # type: ignore[arg-type]
 
     assert "group etl: its topic for dead letters is not ready: creating topic etl.dlq" in caplog.text
+
+
+def test_the_limits_of_many_topics_are_asked_for_together_but_not_all_at_once():
+    admin, asked, most = FakeAdmin(topics=("etl.dlq",)), [], 0
+
+    async def topic_configs(name):
+        nonlocal most
+        asked.append(name)
+        here = len(asked)
+        await asyncio.sleep(0)
+        most = max(most, len(asked) - here + 1)
+        return [ConfigEntry(name="max.message.bytes", value="1048588", is_default=True)]
+
+    async def alter_topic_configs(_name, _configs):
+        """Nothing."""
+
+    admin.topic_configs, admin.alter_topic_configs = topic_configs, alter_topic_configs
+    topics = [f"orders-{number}" for number in range(2 * ASKED_AT_ONCE + 1)]
+    asyncio.run(need_dead_letter_topic(parse(), admin, topics))  # type: ignore[arg-type]
+
+    assert set(asked) >= set(topics)
+    assert most == ASKED_AT_ONCE
 
 
 def prepared(admin: FakeAdmin, capabilities: Capabilities, **given: str) -> DeliveryLimits:

@@ -3,6 +3,7 @@ needs."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,6 +18,9 @@ MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default of `max.message.bytes`, in bytes."""
 HEADERS_BYTES: Final = 64 << 10
 """Room, in bytes, for the headers of a dead letter or of a record that waits for its retry."""
+
+ASKED_AT_ONCE: Final = 50
+"""Most topics whose limits are asked for together."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +41,12 @@ async def message_bytes(admin: ShareAdmin, topic: str) -> int | None:
 async def letter_bytes(admin: ShareAdmin, topics: Iterable[str]) -> int:
     """Return the size, in bytes, of the largest dead letter of these topics' records, headers included. Raises:
     ServerError (retriable)."""
-    largest = max([await message_bytes(admin, topic) or MESSAGE_BYTES for topic in topics], default=MESSAGE_BYTES)
-    return min(largest + HEADERS_BYTES, 2**31 - 1)
+    names, largest = list(topics), 0
+    for first in range(0, len(names), ASKED_AT_ONCE):
+        some = names[first : first + ASKED_AT_ONCE]
+        sizes = await asyncio.gather(*(message_bytes(admin, topic) for topic in some))
+        largest = max(largest, *(size or MESSAGE_BYTES for size in sizes))
+    return min((largest or MESSAGE_BYTES) + HEADERS_BYTES, 2**31 - 1)
 
 
 async def make(admin: ShareAdmin, topic: str, *, partitions: int = 1, size: int | None = None) -> None:
