@@ -16,7 +16,7 @@ from flowshare.share.types import AcquireMode
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 MIB: Final = 1 << 20
-LINK_PAUSES: Final = Backoff(0.05, 2.0, jitter=0.3)
+LINK_PAUSES: Final = Backoff(0.05, 2.0)
 
 SESSION_S_MIN: Final = 6.0
 """The shortest session, in seconds, that Kafka's brokers accept by default (group.min.session.timeout.ms)."""

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import logging
 
+import pytest
+
+from flowshare.backoff import QUICK, Backoff
 from flowshare.client.net.link import Link
 from flowshare.client.settings import LinkSettings
 from flowshare.tasks import cancelled
@@ -96,6 +99,17 @@ def test_an_outage_that_lasts_is_told_again_from_time_to_time(caplog):
 
     assert [text.split(", ")[1] for text in reminders[:3]] == ["try 16: refused", "try 32: refused", "try 64: refused"]
     assert len(reminders) < 12
+
+
+@pytest.mark.parametrize("backoff", [LinkSettings().backoff, QUICK, Backoff(0.1, 0.5)])
+def test_links_that_failed_together_do_not_come_back_together_whatever_their_pauses_are(backoff):
+    settings = LinkSettings(backoff=backoff)
+    links = [Link(None, clock=LoopTimeClock(), settings=settings, name=f"{group}: member") for group in "abcd"]
+
+    for failures in (1, 3, 20):
+        pauses = {link.pause_s(failures) for link in links}
+        assert len(pauses) == len(links)
+        assert 0.5 * backoff.after(failures) <= min(pauses) < max(pauses) <= backoff.after(failures)
 
 
 def test_who_is_cancelled_together_with_the_task_that_connects_ends():

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Connect = Callable[[], Awaitable["Connection"]]
 """Opens a new connection, in process or a socket. Raises OSError (such as ConnectionError) on failure."""
+SPREAD: Final = 0.3
+"""The largest part of a pause that a client leaves out, by its name."""
 REMINDER: Final = 16
 """The number of failures in a row after which an outage is logged again."""
 
@@ -61,7 +63,7 @@ class Link:
 
     def pause_s(self, failures: int) -> float:
         """Return the pause, in seconds, after so many failures in a row: spread between clients."""
-        return self._settings.backoff.after(failures, self._spread)
+        return self._settings.backoff.after(failures) * (1 - SPREAD * self._spread)
 
     async def connection(self, timeout_s: float | None = None) -> Connection:
         """Return the connection, opened if needed, within `timeout_s` (default: the settings' connect_timeout).
