@@ -25,6 +25,7 @@ def _setting(name: str, title: str, setting: Field, value: Field) -> Action:
         deed=DEEDS["groups config"],
         fields=(GROUP, setting, value),
         texts=lambda params: {"group": [params["group"]], "settings": [f"{params['setting']}={params['value']}"]},
+        limit_s=ACT_LIMIT_S,
     )
 
 
@@ -50,8 +51,8 @@ def _intervention(name: str, title: str) -> Action:
 
 
 _ALL: Final = (
-    Action(name="pause", title="Pause", deed=DEEDS["groups pause"], fields=(GROUP,)),
-    Action(name="resume", title="Resume", deed=DEEDS["groups resume"], fields=(GROUP,)),
+    Action(name="pause", title="Pause", deed=DEEDS["groups pause"], fields=(GROUP,), limit_s=ACT_LIMIT_S),
+    Action(name="resume", title="Resume", deed=DEEDS["groups resume"], fields=(GROUP,), limit_s=ACT_LIMIT_S),
     _setting(
         "set",
         "Change a setting",

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from flowshare.cli import COMMANDS
+from flowshare.client.admin.admin import TAKEN_UP_S
 from flowshare.console.actions import ACTIONS
 from flowshare.console.forms import TEXT_MAX, BadForm, to_type
 from flowshare.ops.arguments import PARTITION_MAX
@@ -99,6 +100,12 @@ def test_the_command_says_which_log_it_works_on(action, params, _, name):
 def test_the_url_that_is_shown_is_the_same_log_without_a_password(url, typed):
     assert to_type(url) == typed
     assert to_type(typed) == typed
+
+
+@pytest.mark.parametrize("name", ["pause", "resume", "set", "limit", "rate", "priority"])
+def test_a_change_of_a_setting_may_take_as_long_as_brokers_take_to_report_it(name):
+    """Else it would be told as failed, and be made."""
+    assert ACTIONS[name].limit_s > 2 * TAKEN_UP_S
 
 
 def test_offsets_of_an_intervention_are_those_of_the_command():
