@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from flowshare.backend import parse_broker
-from flowshare.console.source import ASK_S
+from flowshare.console.source import ACT_S, ASK_S
 from flowshare.core_errors import FlowshareError
 from flowshare.ops import Failure
 
@@ -137,7 +137,8 @@ class Action:
 
     async def preview(self, means: Means, arguments: Given) -> Preview:
         """Return the effects that it would have, and change nothing."""
-        found = await means.carry_out(self.deed, arguments, dry_run=True, limit_s=self.limit_s)
+        limit_s = self.limit_s if self.long else min(self.limit_s, ACT_S)
+        found = await means.carry_out(self.deed, arguments, dry_run=True, limit_s=limit_s)
         return self.deed.about(found, **arguments)
 
     async def act(self, means: Means, arguments: Given) -> str:

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from flowshare.cli import COMMANDS, main
+from flowshare.client.admin.browser import Browser
 from flowshare.client.errors import ServerError
 from flowshare.console.actions import ACTIONS
 from flowshare.console.forms import Means
@@ -118,10 +119,11 @@ def test_each_button_is_a_deed_of_the_table():
 def test_both_faces_call_the_same_act_with_the_same_arguments(acts, monkeypatch, name, params, _):
     action = ACTIONS[name]
     read = action.read(params)
+    limits, most_s = [], action.limit_s if action.long else 60.0
 
     class Source:
         async def ask(self, question, *, limit_s):
-            assert limit_s == action.limit_s
+            limits.append(limit_s)
             return await question(None)
 
     assert run(shlex.split(action.said(read))[1:], monkeypatch) == 1
@@ -130,6 +132,7 @@ def test_both_faces_call_the_same_act_with_the_same_arguments(acts, monkeypatch,
         with pytest.raises(Done):
             asyncio.run(face(means, action.arguments(read)))
 
+    assert limits == ([] if action.deed.on_workers else [action.limit_s, min(action.limit_s, most_s)])
     by_command, by_button, tried = acts
     assert by_command == by_button
     assert by_button[0] == action.deed.command
@@ -199,3 +202,30 @@ async def test_a_key_that_has_gone_on_meanwhile_is_not_told_as_let_go_on(place):
 async def test_a_key_that_is_parked_elsewhere_is_told_with_its_place():
     with pytest.raises(Failure, match="parked in orders-1, and not in orders-0"):
         await unparked(ParkedAdmin(("orders", 1, b"k")))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("dry_run", "calls"), [(True, 3), (False, 250)])
+async def test_the_rate_of_ended_delays_does_not_make_a_dry_run_ask_more_often(monkeypatch, dry_run, calls):
+    asked = []
+
+    class Clock:
+        async def sleep(self, _s):
+            pass
+
+    async def delayed(*_):
+        return [(0, 2_499)]
+
+    async def places(*_):
+        return [("orders", 0)]
+
+    async def intervene(*more, dry_run):
+        asked.append(dry_run)
+        return [SimpleNamespace(done=last - first + 1) for first, last in more[4]]
+
+    monkeypatch.setattr(Browser, "_delayed", delayed)
+    monkeypatch.setattr(Browser, "places", places)
+    monkeypatch.setattr(Browser, "intervene", intervene)
+
+    assert await Browser(None, ask=None, send=None, clock=Clock()).end_delays("g", 100.0, dry_run=dry_run) == 2_500
+    assert asked == [dry_run] * calls

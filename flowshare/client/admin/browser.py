@@ -162,7 +162,7 @@ class Browser:
         """See `ShareAdmin.end_delays`."""
         if not per_s > 0:
             raise ValueError(f"records come at a rate above 0 a second, not at {per_s}")
-        most = max(1, min(HURRIED_AT_ONCE, int(per_s / STEPS_A_SECOND)))
+        most = HURRIED_AT_ONCE if dry_run else max(1, min(HURRIED_AT_ONCE, int(per_s / STEPS_A_SECOND)))
         total = 0
         for topic, partition in await self.places(group_id):
             found = await self._delayed(group_id, topic, partition)
