@@ -18,6 +18,8 @@ Fun = TypeVar("Fun", bound=Callable[..., Any])
 
 PARTITION_MAX: Final = 2**31 - 1
 OFFSET_MAX: Final = 10**18
+RATE_MIN: Final = 0.001
+"""The lowest rate, in a second: lower ones would not end."""
 
 
 def together(*options: Callable[[Fun], Fun]) -> Callable[[Fun], Fun]:
@@ -52,10 +54,10 @@ class _Ranges(click.ParamType):
 
 
 class _Rate(click.FloatRange):
-    """A number a second, above 0."""
+    """A number a second, from RATE_MIN on."""
 
     def __init__(self) -> None:
-        super().__init__(0, min_open=True)
+        super().__init__(RATE_MIN)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a rate."""

@@ -260,7 +260,7 @@ for _act, _words in INTERVENTIONS.items():
     _group,
     click.option("--rate", type=RATE, default=100.0, show_default=True, help="Records a second."),
     about=lambda count, rate, **_: effects(
-        f"{amount(count, 'record comes', 'records come')}, {rate:.0f} a second; it takes about {count / rate:.0f} s."
+        f"{amount(count, 'record comes', 'records come')}, {rate:.10g} a second; it takes about {count / rate:.0f} s."
     ),
     said=lambda count, group, **_: f"{count} delayed records of {group} came",
     trial="--dry-run",

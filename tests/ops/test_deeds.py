@@ -39,6 +39,8 @@ WRONG = [
     ("replay", {**REPLAY, "limit": "0"}, "Invalid value for '--limit'"),
     ("replay", {**REPLAY, "rate": "nan"}, "'nan' is no number a second"),
     ("end_delays", {**GROUP, "rate": "0"}, "Invalid value for '--rate'"),
+    ("end_delays", {**GROUP, "rate": "1e-300"}, "is not in the range x>=0.001"),
+    ("replay", {**REPLAY, "rate": "1e-300"}, "is not in the range x>=0.001"),
     ("end_delays", {**GROUP, "rate": "inf"}, "'inf' is no number a second"),
     ("resize", {"worker": "127.0.0.1:1", "count": "0"}, "Invalid value for 'WORKERS'"),
 ]
@@ -229,3 +231,10 @@ async def test_the_rate_of_ended_delays_does_not_make_a_dry_run_ask_more_often(m
 
     assert await Browser(None, ask=None, send=None, clock=Clock()).end_delays("g", 100.0, dry_run=dry_run) == 2_500
     assert asked == [dry_run] * calls
+
+
+@pytest.mark.parametrize(("rate", "told"), [(0.5, "0.5"), (100.0, "100"), (1_234_567.0, "1234567")])
+def test_a_rate_is_told_as_it_was_given(rate, told):
+    (line,) = DEEDS["groups end-delays"].about(10, group="g", rate=rate).lines
+
+    assert line == f"10 records come, {told} a second; it takes about {10 / rate:.0f} s."
