@@ -22,7 +22,7 @@ from flowshare.share.types import AcknowledgeType
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from flowshare.clock import Clock
     from flowshare.protocol.messages import TopicPartition
@@ -40,7 +40,28 @@ UNKNOWN: Final = "the consumer was closed before the answer; whether the acknowl
 PAUSE_S: Final = 0.1
 COUNT_MAX: Final = 1 << 31
 
+BEHIND_S: Final = 0.05
+"""How much later than a record whose release is delayed those come that are given back behind it."""
+FREED_MAX: Final = 10_000
+"""The most released records of a partition that are remembered, the newest."""
+Place = tuple[str, int]
+"""Topic and partition."""
+
 logger = logging.getLogger(__name__)
+
+
+class Freed:
+    """A record that this consumer released.
+
+    due_s: those behind it are not delivered before. given_back: the records that were given back because they come
+    behind it.
+    """
+
+    __slots__ = ("due_s", "given_back")
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.given_back: set[int] = set()
 
 
 class Commits(Generic[K, V]):
@@ -51,6 +72,8 @@ class Commits(Generic[K, V]):
         self._clock = clock
         self._timeout_s = timeout_s
         self._held: dict[tuple[TopicIdPartition, int], Held[K, V]] = {}
+        self._freed: dict[Place, dict[int, Freed]] = {}
+        """Records that were released and have not been finished by this consumer since, by partition and offset."""
         self._sending: set[asyncio.Task[Outcomes]] = set()
         self._callback: CommitCallback | None = None
         self._completed: deque[tuple[TopicIdPartition, frozenset[int], ClientError | None]] = deque()
@@ -100,6 +123,43 @@ class Commits(Generic[K, V]):
         of = (held for held in self._held.values() if (held.source.topic, held.source.partition) == (topic, partition))
         return min((offset for held in of for offset in held.held), default=None)
 
+    def comes_back_before(self, place: Place, offsets: Sequence[int], *, waited: bool) -> float | None:
+        """Tell that an earlier record that this consumer released comes back first, by the seconds until all such may
+        be there; None: there is none, or another member has it.
+
+        A server delivers the lowest of the released records first: of records that were given back once another member
+        has the earlier one where these come alone. waited: they waited at the server since; so give them back again.
+        """
+        first = min(offsets)
+        before = {
+            offset: freed
+            for offset, freed in self._freed.get(place, {}).items()
+            if offset < first and not self._has(place, offset)
+        }
+        if not before or not (waited or any(freed.given_back.isdisjoint(offsets) for freed in before.values())):
+            return None
+        for freed in before.values():
+            freed.given_back.update(offsets)
+        return max(0.0, max(freed.due_s for freed in before.values()) - self._clock.monotonic())
+
+    def give_back(self, held: Held[K, V], acks: Sequence[AckRange]) -> None:
+        """Release records that come back behind others."""
+        types = {offset: AcknowledgeType.RELEASE for ack in acks for offset in range(ack.first, ack.last + 1)}
+        delays = {offset: ack.delay_ms for ack in acks for offset in range(ack.first, ack.last + 1)}
+        self._note_released((held.source.topic, held.source.partition), Said(types, delays), 0.0)
+        self.send_own(held.source, held.generation, acks)
+
+    def finished(self, place: Place, offsets: Iterable[int]) -> None:
+        """Take in that this consumer finished records."""
+        freed = self._freed.get(place)
+        if freed:
+            for offset in offsets:
+                freed.pop(offset, None)
+
+    def _has(self, place: Place, offset: int) -> bool:
+        of = (held for held in self._held.values() if (held.source.topic, held.source.partition) == place)
+        return any(held.has(offset) for held in of)
+
     def unacknowledged(self) -> int:
         """Return the number of records in hand that are not acknowledged."""
         return sum(held.unacknowledged() for held in self._held.values())
@@ -128,12 +188,41 @@ class Commits(Generic[K, V]):
             if taken.types:
                 said.append((held, taken))
         self._held = {key: held for key, held in self._held.items() if not held.idle}
+        self._begin(said)
+
+    def send_before(self, place: Place, end: int) -> None:
+        """Begin to send the acknowledgements made for offsets of a partition before this one, but for renewals."""
+        said: list[tuple[Held[K, V], Said]] = []
+        for held in self._held.values():
+            if (held.source.topic, held.source.partition) == place and held.types:
+                taken = held.take_before(end)
+                if taken.types:
+                    said.append((held, taken))
+        self._begin(said)
+
+    def _begin(self, said: Sequence[tuple[Held[K, V], Said]]) -> None:
         if not said:
             return
+        for held, taken in said:
+            self._note_released((held.source.topic, held.source.partition), taken)
         renews = any(held.renewing for held, _ in said)
         sending = self._start(self._commit(said), self.renewals if renews else self._sending)
         self._unanswered[sending] = tuple(held.source for held, _ in said)
         sending.add_done_callback(self._unanswered.pop)
+
+    def _note_released(self, place: Place, said: Said, behind_s: float = BEHIND_S) -> None:
+        if AcknowledgeType.RELEASE not in said.types.values() and place not in self._freed:
+            return
+        freed, now_s = self._freed.setdefault(place, {}), self._clock.monotonic()
+        for offset, type_ in said.types.items():
+            freed.pop(offset, None)
+            if type_ is AcknowledgeType.RELEASE:
+                delay_ms = said.delays.get(offset, 0)
+                freed[offset] = Freed(now_s + delay_ms / 1000 + behind_s if delay_ms else now_s)
+        while len(freed) > FREED_MAX:
+            del freed[next(iter(freed))]
+        if not freed:
+            del self._freed[place]
 
     async def send_and_wait(self, *, accept_rest: bool, timeout_s: float) -> Outcomes:
         """Send as `send`, and wait for the outcomes of all sends under way; a missing answer after `timeout_s` is an

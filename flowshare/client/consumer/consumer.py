@@ -290,11 +290,12 @@ class ShareConsumer(Generic[K, V]):
 
         outputs: records by topic, values or `Message`s as of `Producer.send_many`. ordered: the outputs become visible
         in the order of the partition's offsets: not before all records before these are finished; these are neighbours
-        then. A record before these that was released must be polled by some member. timeout: seconds (default:
+        then. Acknowledgements made for records before these are sent first. timeout: seconds (default:
         default_api_timeout). Settles of different records may be under way at once. Locks are not renewed meanwhile.
 
         False: nothing is written, because some of the records are not in hand any more: they were given to others, or
-        acknowledged. The others may be settled again.
+        acknowledged, or (ordered) given back: they come again behind a record that this consumer released. The others
+        may be settled again.
         Raises: IllegalState (implicit mode; a record is being renewed), ValueError, TypeError (no such settle is
         possible), ServerError, RecordTooLarge (an output cannot be written: nothing is, the records stay in hand),
         Unsupported (Kafka's own brokers cannot settle), ClientError (the outcome is not known: settle the same records

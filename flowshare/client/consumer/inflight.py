@@ -129,6 +129,15 @@ class Held(Generic[K, V]):
                 self.renewing[offset] = record
         return taken
 
+    def take_before(self, end: int) -> Said:
+        """Take the acknowledgements made for offsets before this one, but for renewals: they finish nothing."""
+        earlier = [at for at, type_ in self.types.items() if at < end and type_ is not AcknowledgeType.RENEW]
+        types = {offset: self.types[offset] for offset in earlier}
+        taken = Said(types, {at: self.delays.pop(at) for at in types if at in self.delays})
+        for offset in types:
+            del self.types[offset], self.held[offset]
+        return taken
+
     def begin_settle(self, offsets: Sequence[int]) -> list[int]:
         """Begin to settle records in hand; return their attempts (0: not known). Raises: IllegalState."""
         for offset in offsets:
@@ -171,6 +180,10 @@ class Held(Generic[K, V]):
             else:
                 records.append(record)
         return records
+
+    def has(self, offset: int) -> bool:
+        """True if this record is held, being renewed, renewed or being settled."""
+        return any(offset in records for records in (self.held, self.renewing, self.renewed, self.settling))
 
     @property
     def idle(self) -> bool:

@@ -11,12 +11,14 @@ written.
     it cannot say (`outcome unknown`)       ClientError: unknown      in hand as far as the member holds them
     an output cannot be written, …          ServerError, Unsupported  in hand
     not now, not its turn (`ordered`)       (it is asked again)       being settled
+    (this consumer released an earlier one) False                     given back, unrun, to come behind it
     nothing, in the caller's time           ClientError: ask again    being settled
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -50,6 +52,9 @@ TOPICS_S: Final = 300.0
 """Seconds for which the sizes of topics are used."""
 KEPT_MAX: Final = 10_000
 """The most records of which it is kept what became of them, the newest; who never asks does not care."""
+BEHIND_MAX_S: Final = 5.0
+"""The longest delay of what is given back behind a delayed record: a tool may end that one's delay sooner."""
+RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
 ACCEPT: Final = bytes((AcknowledgeType.ACCEPT,))
 UNKNOWN: Final = "outcome unknown"
 NOT_HERE: Final = "only flowshare's own servers settle records together with outputs"
@@ -183,7 +188,11 @@ class Settles(Generic[K, V]):
     ) -> bool | ClientError:
         gone: set[int] = set()
         try:
-            result = await self._asked(parts, _batches(attempts), outputs, ordered=ordered)
+            result = await self._asked(named, parts, _batches(attempts), outputs, ordered=ordered)
+            if isinstance(result, float):
+                gone = set(attempts)
+                self._give_back(parts, attempts, result)
+                return False
             gone = self._gone(result, parts, attempts)
             self._commits.sent += len(named)
             self._commits.failed += 0 if result.error is ErrorCode.NONE else len(named)
@@ -194,13 +203,35 @@ class Settles(Generic[K, V]):
             for one in named:
                 self._under_way.pop(one, None)
 
+    def _give_back(self, parts: Parts[K, V], attempts: Mapping[int, int], delay_s: float) -> None:
+        """Give records back that come behind a released one, not to be delivered before it; no handler's attempt is
+        lost."""
+        delay_ms = math.ceil(1000 * min(delay_s, BEHIND_MAX_S))
+        for held, offsets in parts.items():
+            acks = _batches({offset: attempts[offset] for offset in offsets})
+            back = [ack._replace(types=RELEASE, delay_ms=delay_ms, unrun=True) for ack in acks]
+            self._commits.give_back(held, back)
+
     async def _asked(
-        self, parts: Parts[K, V], acks: Sequence[AckRange], outputs: Sequence[SettleOutput], *, ordered: bool
-    ) -> AckResult:
-        """Settle until the answer is final. Raises: ValueError."""
+        self,
+        named: Sequence[Named],
+        parts: Parts[K, V],
+        acks: Sequence[AckRange],
+        outputs: Sequence[SettleOutput],
+        *,
+        ordered: bool,
+    ) -> AckResult | float:
+        """Settle until the answer is final; a number: of seconds until an earlier record is there that this consumer
+        released, and nobody polls meanwhile. Raises: ValueError."""
+        place, offsets = named[0][:2], [offset for _, _, offset in named]
+        sure, waited = ordered and self._doubted.keys().isdisjoint(named), False
         tp = next(iter(parts)).source.tp
         generation = min(held.generation for held in parts)
         while True:
+            if ordered:  # who waits here for the outcome does not poll, and only a poll sends them
+                self._commits.send_before(place, offsets[0])
+            if sure and (back_s := self._commits.comes_back_before(place, offsets, waited=waited)) is not None:
+                return back_s
             result = await self._member.settle(tp, acks, outputs, generation=generation, ordered=ordered)
             self._said = result.message
             waited = result.error is ErrorCode.REQUEST_TIMED_OUT  # there, for its turn
@@ -222,6 +253,7 @@ class Settles(Generic[K, V]):
     ) -> bool | ClientError:
         about = f"settling {result.topic}-{result.partition}"
         if result.error is ErrorCode.NONE:
+            self._commits.finished(named[0][:2], attempts)
             for one in named:
                 keep(self._written, one, None)
                 self._doubted.pop(one, None)
