@@ -8,7 +8,7 @@ look has these steps; `LookLimits` bounds each of them, and a `Watcher` made for
 | names and kinds | all that are wanted | each look |
 | partitions, by the changes that servers report (`changes`) | all share groups, where flowshare leads | each look |
 | partitions, one by one | the others: those wanted first, then those with the oldest figures | as many as fit |
-| members and settings (`details`) | those asked in this look first, then the longest unasked | every `slow_s` |
+| members and settings (`details`) | state changed; asked in this look; longest unasked | every `slow_s`, or changed |
 | breakers (`details`) | those asked in this look that have one, at most `BREAKERS_MAX` | each look |
 | dead letters (`letters`) | all topics of dead letters | `LetterCounts` |
 
@@ -139,6 +139,11 @@ class _Known:
     breaker: BreakerFacts = field(default_factory=BreakerFacts)
     letters: int | None = None
     made: GroupFigures | None = None
+
+    @property
+    def changed(self) -> bool:
+        """True if the group's state is another one than when its members were asked for."""
+        return self.state not in ("", self.state_then)
 
     def figures(self, name: str) -> GroupFigures:
         """Return the figures."""
@@ -294,7 +299,7 @@ class Watcher:
             for name, known in self._known.items()
             if (limits.slow_s or name in asked) and self._due(known, begun_s)
         ]
-        due.sort(key=lambda name: (name not in asked, self._known[name].detailed_s))
+        due.sort(key=lambda name: self._turn(name, asked))
         if (
             sum(known.detailed_s > -math.inf for known in self._known.values()) >= len(self._known) / 2
             and limits.slow_s
@@ -306,8 +311,12 @@ class Watcher:
             await asyncio.gather(*(self._ask_detail(admin, capabilities, name) for name in some))
 
     def _due(self, known: _Known, now_s: float) -> bool:
-        changed = known.state not in ("", known.state_then)
-        return changed or now_s - known.detailed_s >= self._limits.slow_s
+        return known.changed or now_s - known.detailed_s >= self._limits.slow_s
+
+    def _turn(self, name: str, asked: Collection[str]) -> tuple[bool, bool, float]:
+        """Return a sort key: groups whose state has changed, those asked in this look, the longest unasked."""
+        known = self._known[name]
+        return not known.changed, name not in asked, known.detailed_s
 
     async def _ask_detail(self, admin: ShareAdmin, capabilities: Capabilities, name: str) -> None:
         """Ask for members and settings of a group; what may not be seen is not known."""

@@ -191,6 +191,20 @@ async def test_members_of_very_many_groups_take_a_bounded_part_of_a_look():
     assert LIMITS.seconds / 0.25 < len(admin.described) <= LIMITS.seconds / 0.25 + SIDE_BY_SIDE
 
 
+async def test_members_of_a_group_whose_state_has_changed_are_asked_for_before_those_of_many_others():
+    clock = HandClock()
+    admin, watcher = Admin(clock), Watcher(clock, LIMITS)
+    admin.states = dict.fromkeys(names(300), "Stable")
+    await watcher.look(admin, NATIVE)
+    clock.now_s += 100.0
+    await watcher.look(admin, NATIVE)  # all are due, and the first have had their turn
+    admin.described.clear()
+    admin.states["g00000"] = "Empty"
+    await watcher.look(admin, NATIVE)
+
+    assert (admin.described[0], len(admin.described)) == ("g00000", 10)
+
+
 async def test_what_may_not_be_seen_is_not_known_and_the_rest_is():
     clock = HandClock()
     admin = Admin(clock)
