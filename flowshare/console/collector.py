@@ -33,7 +33,7 @@ logger = logging.getLogger("flowshare.console")
 LOOK_S: Final = 1.0
 SHARE: Final = 5
 """A look may take one part in `SHARE` of the time, as long as the next one comes within `AWAY_S`."""
-LIMITS: Final = LookLimits(seconds=2.0, slow_s=30.0)
+LIMITS: Final = LookLimits(seconds=2.0, slow_s=30.0, breakers=100)
 AWAY_S: Final = 5.0
 LEADING_S: Final = 30.0
 """Time, in s, between two looks at a fleet without running workers: each look claims all its slots."""

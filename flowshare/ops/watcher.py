@@ -9,7 +9,7 @@ look has these steps; `LookLimits` bounds each of them, and a `Watcher` made for
 | partitions, by the changes that servers report (`changes`) | all share groups, where flowshare leads | each look |
 | partitions, one by one | the others: those wanted first, then those with the oldest figures | as many as fit |
 | members and settings (`details`) | state changed; asked in this look; longest unasked | every `slow_s`, or changed |
-| breakers (`details`) | those asked in this look that have one, at most `BREAKERS_MAX` | each look |
+| breakers (`details`) | those asked in this look that have one: the longest unasked | as many as fit |
 | dead letters (`letters`) | all topics of dead letters | `LetterCounts` |
 
 So thousands of groups cost no more per look than some hundred; their figures are older in turn. Groups that are gone
@@ -46,7 +46,6 @@ SIDE_BY_SIDE: Final = 8
 """Groups whose members and settings are asked for at the same time."""
 DETAILS_AT_LEAST: Final = 5
 """The least number of groups whose members and settings are asked for in one look, if so many are due."""
-BREAKERS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +54,13 @@ class LookLimits:
 
     groups: most groups that are asked one by one; None: no bound. seconds: for asking groups one by one, and as many
     again for members and settings. slow_s: seconds for which members and settings are believed; 0: those of groups that
-    a look asks are asked for each time.
+    a look asks are asked for each time. breakers: most groups whose breaker is asked for; None: no bound.
     """
 
     groups: int | None = None
     seconds: float = math.inf
     slow_s: float = 0.0
+    breakers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,8 @@ class Snapshot:
 @dataclass(slots=True, kw_only=True)
 class _Known:
     """The last findings about a group. told_state: as its members' answer has it. detailed_s: time of that answer;
-    state_then: the group's state at that time. made: of these findings, None: they have changed since."""
+    state_then: the group's state at that time. breaker_s: time of the breaker's answer. made: of these findings, None:
+    they have changed since."""
 
     kind: str
     state: str
@@ -137,6 +138,7 @@ class _Known:
     detailed_s: float = -math.inf
     state_then: str = ""
     breaker: BreakerFacts = field(default_factory=BreakerFacts)
+    breaker_s: float = -math.inf
     letters: int | None = None
     made: GroupFigures | None = None
 
@@ -144,6 +146,11 @@ class _Known:
     def changed(self) -> bool:
         """True if the group's state is another one than when its members were asked for."""
         return self.state not in ("", self.state_then)
+
+    @property
+    def has_breaker(self) -> bool:
+        """True if the group's settings have a breaker."""
+        return self.settings.get(BREAKER, "0") != "0"
 
     def figures(self, name: str) -> GroupFigures:
         """Return the figures."""
@@ -342,14 +349,20 @@ class Watcher:
             known.detailed_s = -math.inf
             raise
         known.members, known.assigned, known.told_state, known.settings = members, assigned, told_state, settings
-        known.state_then, known.breaker, known.made = state_then, BreakerFacts(), None
+        known.state_then, known.made = state_then, None
+        if not known.has_breaker:
+            known.breaker = BreakerFacts()
 
     async def _ask_breakers(self, admin: ShareAdmin, asked: Iterable[str]) -> None:
-        having = [name for name in asked if self._known[name].settings.get(BREAKER, "0") != "0"]
-        for some in reading.chunks(having[:BREAKERS_MAX], SIDE_BY_SIDE):
+        """Ask for the breakers whose turn it is; the last answer of the others stands."""
+        having = sorted(
+            (name for name in asked if self._known[name].has_breaker), key=lambda name: self._known[name].breaker_s
+        )
+        for some in reading.chunks(having[: self._limits.breakers], SIDE_BY_SIDE):
             told = (reading.breaker(admin, name, self._known[name].settings) for name in some)
             for name, breaker in zip(some, await asyncio.gather(*told), strict=True):
-                self._known[name].breaker, self._known[name].made = breaker, None
+                known = self._known[name]
+                known.breaker, known.breaker_s, known.made = breaker, self._clock.monotonic(), None
 
     def _count_letters(self, counts: Mapping[str, int]) -> None:
         for name, known in self._known.items():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.backend.base import NATIVE
-from flowshare.client.admin.admin import PAUSED
+from flowshare.client.admin.admin import BREAKER, PAUSED
 from flowshare.client.errors import ConnectionLost, ServerError
 from flowshare.ops import reading
 from flowshare.ops.reading import LetterCounts
@@ -203,6 +203,41 @@ async def test_members_of_a_group_whose_state_has_changed_are_asked_for_before_t
     await watcher.look(admin, NATIVE)
 
     assert (admin.described[0], len(admin.described)) == ("g00000", 10)
+
+
+def with_breakers(admin: Admin) -> list[str]:
+    """Give each group a breaker, which is open; return the list of the groups whose breaker was asked for."""
+    asked: list[str] = []
+
+    async def configs(_group):
+        return [SimpleNamespace(name=BREAKER, value="x")]
+
+    async def breaker(group):
+        asked.append(group)
+        return SimpleNamespace(state="open", why="w", left_ms=5_000)
+
+    admin.group_configs, admin.breaker = configs, breaker
+    return asked
+
+
+async def test_breakers_of_all_groups_are_told_unless_a_look_is_bounded():
+    clock = HandClock()
+    admin = Admin(clock)
+    with_breakers(admin)
+    found = await Watcher(clock).look(admin, PAUSING, shared(*names(150)))
+
+    assert {one.breaker.state for one in found.groups.values()} == {"open"}
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 30.0])
+async def test_breakers_of_very_many_groups_are_asked_for_in_turn_and_the_last_answer_stands(slow_s):
+    clock = HandClock()
+    admin, watcher = Admin(clock), Watcher(clock, LookLimits(slow_s=slow_s, breakers=10))
+    asked = with_breakers(admin)
+    for look in range(1, 4):
+        clock.now_s += 1.0
+        found = await watcher.look(admin, PAUSING, shared(*names(30)))
+        assert sum(one.breaker.state == "open" for one in found.groups.values()) == len(set(asked)) == 10 * look
 
 
 async def test_what_may_not_be_seen_is_not_known_and_the_rest_is():
