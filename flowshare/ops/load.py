@@ -24,7 +24,7 @@ from flowshare.ops.figures import GroupFigures, TopicFigures
 from flowshare.ops.rates import HandlerCost
 from flowshare.ops.reading import groups_of
 from flowshare.ops.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
-from flowshare.ops.watcher import Snapshot, Watcher
+from flowshare.ops.watcher import LookLimits, Snapshot, Watcher
 from flowshare.share.rate import parse_rate
 from flowshare.tasks import cancelled
 
@@ -61,7 +61,7 @@ class LoadWatch:
         self._admin = admin
         self._capabilities = capabilities
         self._clock = clock
-        self._watcher = Watcher(clock)
+        self._watcher = Watcher(clock, LookLimits(breakers=0))  # no figure here depends on one
         self._costs: dict[str, HandlerCost] = {}
         self._seen = NOTHING
         self._at_s: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.client.admin.admin import BREAKER
-from flowshare.client.errors import ServerError
+from flowshare.client.errors import ServerError, Unsupported
 from flowshare.ops.figures import BreakerFacts, PartitionFigures, StuckKey
 from flowshare.ops.retention import left
 
@@ -226,7 +226,7 @@ async def breaker(admin: ShareAdmin, group: str, settings: Mapping[str, str]) ->
         return BreakerFacts()
     try:
         told = await admin.breaker(group)
-    except ServerError as error:
+    except (ServerError, Unsupported) as error:
         logger.debug("breaker of group %s: %s", group, error)
         return BreakerFacts()
     return BreakerFacts(state=told.state, why=told.why, left_s=told.left_ms / 1000)

@@ -126,6 +126,21 @@ def test_settings_that_are_not_there_or_not_shown_leave_the_rest_of_the_look(mon
     watched(call)
 
 
+def test_a_worker_that_measures_its_load_asks_for_no_breaker(monkeypatch):
+    async def call(bus: Bus, watch: LoadWatch) -> None:
+        asked: list[str] = []
+
+        async def breaker(group: str) -> None:
+            asked.append(group)
+            raise ServerError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+        monkeypatch.setattr(bus.host.admin, "breaker", breaker)
+        await watch.look()
+        assert (asked, len(watch.seen.groups)) == ([], 1)
+
+    watched(call, breaker=fs.Breaker())
+
+
 def test_retries_make_a_record_cost_more():
     async def call(bus: Bus, watch: LoadWatch) -> None:
         await flow(bus, watch, 60, per_s=1)

@@ -9,7 +9,7 @@ import pytest
 
 from flowshare.backend.base import NATIVE
 from flowshare.client.admin.admin import BREAKER, PAUSED
-from flowshare.client.errors import ConnectionLost, ServerError
+from flowshare.client.errors import ConnectionLost, ServerError, Unsupported
 from flowshare.ops import reading
 from flowshare.ops.reading import LetterCounts
 from flowshare.ops.watcher import DETAILS_AT_LEAST, SIDE_BY_SIDE, LookLimits, Watcher
@@ -227,6 +227,19 @@ async def test_breakers_of_all_groups_are_told_unless_a_look_is_bounded():
     found = await Watcher(clock).look(admin, PAUSING, shared(*names(150)))
 
     assert {one.breaker.state for one in found.groups.values()} == {"open"}
+
+
+async def test_a_server_that_knows_no_question_about_breakers_leaves_the_rest_of_the_look():
+    clock = HandClock()
+    admin = Admin(clock)
+    with_breakers(admin)
+
+    async def unsupported(_group):
+        raise Unsupported("no such API")
+
+    admin.breaker = unsupported
+    (group,) = (await Watcher(clock).look(admin, PAUSING, shared("g"))).groups.values()
+    assert (group.total.backlog, group.members, group.breaker.state) == (100, 1, "closed")
 
 
 @pytest.mark.parametrize("slow_s", [0.0, 30.0])
