@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+
 import pytest
 
 from flowshare.log.base import StorageError
@@ -9,11 +11,13 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequest,
+    DeleteTopicRequest,
     DescribeShareGroupOffsetsRequest,
     ListGroupsRequest,
     TopicPartition,
 )
 from flowshare.server.runtime.failures import Refused
+from flowshare.server.share.leaders import LocalLeaders
 from tests.server.world import accept, batch, ranges, release, world
 
 pytestmark = pytest.mark.asyncio
@@ -146,6 +150,36 @@ async def test_an_alter_fences_what_was_acquired_before() -> None:
 
         assert [p.error for p in late.partitions] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert ranges(again) == [(0, 9, 1)]
+
+
+async def test_a_topic_that_is_deleted_while_an_alter_runs_is_refused_and_no_part_of_the_group(monkeypatch) -> None:
+    async with world() as w:
+        await w.log(10)
+        await w.topic("other")
+        replacing = LocalLeaders.replacing
+
+        def after_delete(leaders, states):
+            @asynccontextmanager
+            async def both():
+                assert (await w.admin.send(DeleteTopicRequest(name="t"))).error is ErrorCode.NONE
+                async with replacing(leaders, states) as writes:
+                    yield writes
+
+            monkeypatch.undo()
+            return both()
+
+        monkeypatch.setattr(LocalLeaders, "replacing", after_delete)
+        done = await alter(w, {("t", 0): 4, ("other", 0): 0})
+
+        assert [(p.topic, p.error) for p in done.partitions] == [
+            ("t", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ("other", ErrorCode.NONE),
+        ]
+        coordinator = w.server.share.coordinator
+        other = await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))
+        assert [p.topic for p in other.partitions] == ["other"]
+        assert len(coordinator.find("g").initialized) == 1
+        assert len(coordinator._leaders.topic_ids()) == 1
 
 
 async def test_deleted_offsets_let_the_group_begin_anew() -> None:

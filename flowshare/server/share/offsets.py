@@ -36,6 +36,7 @@ from flowshare.share.types import PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from uuid import UUID
 
     from flowshare.log.base import Log, LogOffsets
     from flowshare.server.runtime.topic_index import TopicIndex
@@ -143,9 +144,24 @@ class ShareOffsetApis(Family):
                 except BaseException:
                     group.initialize_failed(fresh)
                     raise
+            gone = await self._forget_gone(group, states)
+            names = {topic.name for topic, _ in chosen if topic.topic_id in gone}
+            results = [_deleted(one) if one.topic in names else one for one in results]
         elif made and not group.members and self._coordinator.groups.get(group_id) is group:
             self._coordinator.groups.pop(group_id)
         return AlterShareGroupOffsetsResponse(partitions=tuple(results))
+
+    async def _forget_gone(self, group: ShareGroup, keys: Collection[ShareKey]) -> set[UUID]:
+        """Forget those of a group's share-partitions whose topic was deleted while their states were written, as the
+        deletion may not have met them; return these topics."""
+        unknown = {key.topic_id for key in keys if self._topics.by_id(key.topic_id) is None}
+        gone = {topic_id for topic_id in unknown if not await self._duties.exists(topic_id)}
+        if gone:
+            async with self._leaders.replacing({key: None for key in keys if key.topic_id in gone}) as writes:
+                for topic_id in gone:
+                    group.topic_deleted(topic_id)
+                await self._coordinator.write(group, writes)
+        return gone
 
     # --- parked keys ----------------------------------------------------------------------------------------------
 
@@ -206,6 +222,14 @@ class ShareOffsetApis(Family):
             group.topic_deleted(topic_id)
             await self._coordinator.write(group, writes)
         return TopicResult(topic=name, error=ErrorCode.NONE, topic_id=topic_id)
+
+
+def _deleted(result: PartitionResult) -> PartitionResult:
+    """Return the refusal of a share-partition whose topic was deleted meanwhile."""
+    if result.error is not ErrorCode.NONE:
+        return result
+    error = UnknownTopicOrPartition(f"topic {result.topic!r} was deleted meanwhile")
+    return refusal(PartitionResult, error, topic=result.topic, partition=result.partition)
 
 
 def _beginning(epoch: int, offset: int, finished: Sequence[tuple[int, int]], bounds: LogOffsets) -> PartitionState:
