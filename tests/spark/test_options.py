@@ -431,6 +431,16 @@ def test_a_limit_above_what_the_brokers_allow_is_refused_with_theirs():
         prepared(admin, NATIVE, delivery_limit="11")
 
 
+@pytest.mark.parametrize(("dead_letter", "left"), [("none", "all"), ("etl.bad", "limit")])
+def test_a_query_without_letters_leaves_it_to_the_operator_which_letters_the_server_writes(dead_letter, left):
+    admin = FakeAdmin()
+    admin.set["share.dead.letter.on"] = "all"
+
+    prepared(admin, EMBEDDED, dead_letter=dead_letter)
+
+    assert admin.set["share.dead.letter.on"] == left
+
+
 def test_a_group_of_another_kind_is_refused():
     with pytest.raises(OptionError, match="'etl' is a consumer group on the brokers; give the source another group"):
         prepared(FakeAdmin(kind="consumer"), EMBEDDED)

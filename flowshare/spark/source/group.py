@@ -71,7 +71,8 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
         settings["share.partition.max.window"] = str(max(WINDOW, locks))
         adjustable = True
         # The source's letter is the only one of a reject, whoever named a topic for the server's.
-        settings[DEAD_LETTER_ON] = None if options.dead_letter_topic is None else "limit"
+        if options.dead_letter_topic is not None:
+            settings[DEAD_LETTER_ON] = "limit"
     else:
         broker = await broker_limits(admin)
         if refused := lock_refusal(options.lock_duration or None, broker):
