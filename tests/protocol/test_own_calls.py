@@ -156,6 +156,7 @@ def test_what_makes_no_sense_is_refused_and_the_field_named(name, body, why):
     "odd",
     [
         {"act": "open"},
+        {"act": "tell\n"},
         {"act": 3},
         {"member_id": 7},
         {"outcomes": [1, 2, 3]},
@@ -165,6 +166,7 @@ def test_what_makes_no_sense_is_refused_and_the_field_named(name, body, why):
         {"outcomes": "1234"},
         {"known": ["open", 1]},
         {"known": ["ajar", 1, 2]},
+        {"known": ["open\n", 1, 2]},
         {"known": [["open"], 1, 2]},
         {"known": ["open", -1, 2]},
         {"known": ["open", 1, 2.5]},

@@ -6,6 +6,7 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ShareBreakerRequest
+from flowshare.share.breaker import BreakerState
 from tests.server.test_group_rate import count
 from tests.server.world import parked, ranges, release, world
 
@@ -131,7 +132,7 @@ async def test_after_a_restart_it_is_as_the_members_know_it(ends: str) -> None:
         await (w.die() if ends == "killed" else w.restart())
         m1.reconnect()
         await m1.heartbeat("t")
-        told = await said(w, 1, 9, known=("open", 3_000, 4_000))
+        told = await said(w, 1, 9, known=(BreakerState.OPEN, 3_000, 4_000))
         assert (told.state, told.left_ms, told.open_ms) == ("open", 3_000, 4_000)
         await w.clock.advance(2.5)
         await said(w, 1, 9)
@@ -147,9 +148,9 @@ async def test_after_a_restart_what_is_being_tried_is_waited_for() -> None:
         await w.restart()
         m1.reconnect()
         await m1.heartbeat("t")
-        assert (await said(w, 1, 9, known=("half-open", 0, 4_000))).state == "half-open"
+        assert (await said(w, 1, 9, known=(BreakerState.HALF_OPEN, 0, 4_000))).state == "half-open"
         await w.clock.advance(4.5)
-        await said(w, 1, 9, known=("half-open", 0, 4_000))
+        await said(w, 1, 9, known=(BreakerState.HALF_OPEN, 0, 4_000))
         assert count(await m1.fetch(at)) == 0
         await w.clock.advance(0.8)
 

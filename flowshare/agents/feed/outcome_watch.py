@@ -191,7 +191,7 @@ class OutcomeWatch:
         succeeded, failed, tried_succeeded, tried_failed = counts = list(self._counts)
         counted = (succeeded, failed, tried_succeeded, tried_failed)
         left_ms = max(0, round(1000 * (self._until_s - self._clock.monotonic())))
-        known = (str(self._state), left_ms, round(1000 * self._open_s))
+        known = (self._state, left_ms, round(1000 * self._open_s))
         told = await self._admin.report_outcomes(self._agent.group, self._member_id, counted, known)
         self._reported = counts
         until_s = self._clock.monotonic() + told.left_ms / 1000

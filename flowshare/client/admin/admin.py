@@ -25,6 +25,7 @@ from flowshare.protocol.batches import DecodedRecord, batch_headers
 from flowshare.protocol.each_record import Unreadable
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
+from flowshare.share.breaker import BreakerState
 
 if TYPE_CHECKING:
     from flowshare.client.admin.browser import Browser
@@ -329,7 +330,7 @@ class ShareAdmin:
         group_id: str,
         member_id: str,
         outcomes: tuple[int, int, int, int],
-        known: tuple[str, int, int] = ("closed", 0, 0),
+        known: tuple[BreakerState, int, int] = (BreakerState.CLOSED, 0, 0),
     ) -> messages.ShareBreakerResponse:
         """Report a member's counts since its start (`share.breaker.Outcomes`); return the state of the group's breaker.
 

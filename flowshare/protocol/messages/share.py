@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -72,10 +72,10 @@ class ShareBreakerRequest(Request["ShareBreakerResponse"]):
     """
 
     group_id: Text
-    act: Annotated[str, Meta(pattern=f"^({'|'.join(BREAKER_ACTS)})$")] = "tell"
+    act: Literal["tell", "report", "close"] = "tell"
     member_id: Text = ""
     outcomes: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
-    known: tuple[Annotated[str, Meta(pattern=f"^({'|'.join(BreakerState)})$")], Count, Count] = ("closed", 0, 0)
+    known: tuple[BreakerState, Count, Count] = (BreakerState.CLOSED, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from flowshare.protocol.messages.share import AssignedTopic
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
-from flowshare.share.breaker import BreakerState, Outcomes, Told
+from flowshare.share.breaker import Outcomes, Told
 
 if TYPE_CHECKING:
     import uuid
@@ -72,7 +72,7 @@ class GroupApis(Family):
             if request.member_id not in group.members:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} has no such member")
             state, left_ms, open_ms = request.known
-            known = Told(BreakerState(state), "", left_ms, open_ms)
+            known = Told(state, "", left_ms, open_ms)
             kept.breaker.report(request.member_id, Outcomes(*request.outcomes), kept.rule, now_ms, known)
         told = kept.breaker.told(now_ms)
         if told.state is not before and self._service.pacing is not None:
