@@ -143,6 +143,8 @@ HEX = ID.hex
         ("share_offsets", {"group_id": "g", "topics": []}, "Expected `object | null`"),
         ("share_offsets", {"group_id": "g", "topics": {"t": [True]}}, "Expected `int`"),
         ("share_offsets", {"group_id": "g", "topics": {"t": list(range(LIST_MAX + 1))}}, "length <= 10000"),
+        ("share_offsets", {"group_id": "g", "topics": {"t": [-1]}}, ">= 0"),
+        ("share_offsets", {"group_id": "g", "topics": {"t": [1 << 63]}}, f"<= {NUMBER_MAX - 1}"),
         ("topic_grow", {"name": "t"}, "required field `total`"),
         ("topic_grow", {"name": "t", "total": True}, "Expected `int`"),
     ],

@@ -49,7 +49,7 @@ from flowshare.share.ranges import check_order
 from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
 
 Place = tuple[Text, Number]
-Topics = Annotated[Mapping[Text, Annotated[tuple[int, ...], Meta(max_length=LIST_MAX)]], Meta(max_length=LIST_MAX)]
+Topics = Annotated[Mapping[Text, Annotated[tuple[Number, ...], Meta(max_length=LIST_MAX)]], Meta(max_length=LIST_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
