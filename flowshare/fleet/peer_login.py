@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, check
 from flowshare.fleet.messages import NONCE_DIGITS, GreetRequest, GreetResponse, ProvenAnswer, ProvenCall
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.private import read, write
 from flowshare.server.runtime.failures import Refused
 from flowshare.tasks import cancelled
@@ -235,8 +236,8 @@ class ProvenLine:
         self._number = 0
 
     async def call(self, request: Request[R]) -> R:
-        """Make one call. Raises ServerError, NotConnected, ConnectionLost (also: another worker answered), DecodeError
-        (the worker is of another version)."""
+        """Make one call. Raises ServerError, NotConnected, ConnectionLost (also: another worker answered, or one of
+        another version)."""
         self._number += 1
         own = request.own
         assert own is not None
@@ -246,7 +247,11 @@ class ProvenLine:
         check(told.error, told.message, f"{self._about}: {own.name}")
         if not _same(told.mac, _mac(self._key, _ANSWERED, number, own.name, told.text)):
             raise ConnectionLost(f"{self._about}: what answered {own.name} is not that worker")
-        answer: Any = read(own.response, told.text)
+        try:
+            answer: Any = read(own.response, told.text)
+        except DecodeError as error:
+            text = f"{self._about}: the answer to {own.name} makes no sense here ({error}); are versions mixed?"
+            raise ConnectionLost(text) from None
         check(answer.error, answer.message, f"{self._about}: {own.name}")
         return cast("R", answer)
 

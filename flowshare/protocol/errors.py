@@ -19,6 +19,11 @@ class ErrorCode(enum.IntEnum):
         """Return the error of a number; an unknown number becomes UNKNOWN_SERVER_ERROR."""
         return _KNOWN.get(number, cls.UNKNOWN_SERVER_ERROR)
 
+    @classmethod
+    def _missing_(cls, value: object) -> ErrorCode | None:
+        """Return UNKNOWN_SERVER_ERROR for a number that this release does not know, as in an answer of a newer one."""
+        return cls.UNKNOWN_SERVER_ERROR if isinstance(value, int) else None
+
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1

@@ -257,6 +257,21 @@ def test_an_answer_of_somebody_else_ends_the_line(answer):
     virtually(scenario)
 
 
+def test_an_answer_of_another_release_that_cannot_be_read_ends_the_line():
+    async def scenario(clock):
+        wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
+        made = await line(wire, pair(2))
+        wire.answer = lambda asked: odd(wire, asked)
+        with pytest.raises(ConnectionLost, match="worker 1: the answer to fleet_who makes no sense here"):
+            await made.call(WhoRequest())
+
+    async def odd(wire, asked):
+        opened = wire.callee.door.open(SimpleNamespace(peer=wire.peer), read(ProvenCall, orjson.dumps(asked)))
+        return opened.answered(WhoResponse(node_id="seven"))
+
+    virtually(scenario)
+
+
 def test_a_call_to_one_worker_is_good_at_no_other():
     async def scenario(clock):
         everybody = agreed(pair(1), pair(2), pair(3))

@@ -100,6 +100,12 @@ def test_an_answer_of_a_newer_server_may_have_more_fields():
     assert read(SharePlacesResponse, b'{"places":[["t",0]],"more":[1]}') == SharePlacesResponse(places=(("t", 0),))
 
 
+def test_an_error_of_a_newer_server_that_has_no_name_here_is_an_unknown_one():
+    told = read(SharePlacesResponse, b'{"error":9999,"message":"a new reason"}')
+
+    assert (told.error, told.message) == (ErrorCode.UNKNOWN_SERVER_ERROR, "a new reason")
+
+
 ACT = {**PLACE, "act": "now", "ranges": [[0, 1]]}
 HELD = {"group_id": "g", "member_id": "m"}
 HEX = ID.hex
