@@ -10,7 +10,12 @@ from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import CreatePartitionsRequest, TopicResult
+from flowshare.protocol.messages import (
+    CreatePartitionsRequest,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    TopicResult,
+)
 from flowshare.protocol.messages.base import Response
 from flowshare.protocol.messages.browse import BROWSE_CALLS
 from flowshare.protocol.messages.cooperative import COOPERATIVE_CALLS
@@ -20,11 +25,28 @@ from flowshare.protocol.messages.topics import TOPIC_GROW
 from flowshare.protocol.private import VERSION, OwnCall, decode_call, encode_answer, read
 from flowshare.server.edge.base import Endpoint, SocketCall
 from flowshare.server.edge.share import describe_offsets
+from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import Refused
 
 Handler = Callable[[SocketCall], Awaitable[Any]]
 Way = Callable[[SocketCall, Any], Awaitable[Any]]
 """(call, its request, read and allowed) -> the answer."""
+ROW_BYTES: Final = 400
+"""Bytes that a share-partition takes in an answer, in memory and on the wire, about."""
+
+
+async def tell_offsets(
+    call: SocketCall, request: DescribeShareGroupOffsetsRequest
+) -> DescribeShareGroupOffsetsResponse:
+    """Describe start offsets and lag of a group; the share-partitions that are named count before they are looked
+    up."""
+    named = None if request.topics is None else sum(len(set(numbers)) for numbers in request.topics.values())
+    if named is not None:
+        answers.space().add(ROW_BYTES * named)
+    answer = await describe_offsets(call, request)
+    if named is None:
+        answers.space().add(ROW_BYTES * len(answer.partitions))
+    return answer
 
 
 async def ask_server(call: SocketCall, request: Any) -> Any:
@@ -44,7 +66,7 @@ async def grow_topic(call: SocketCall, request: CreatePartitionsRequest) -> Topi
 
 
 WAYS: Final[Mapping[OwnCall, Way]] = {
-    SHARE_OFFSETS: describe_offsets,
+    SHARE_OFFSETS: tell_offsets,
     **dict.fromkeys(
         (SHARE_RESUME, SHARE_PLACE, SHARE_PARKED, SHARE_BREAKER, *BROWSE_CALLS, *COOPERATIVE_CALLS), ask_server
     ),

@@ -6,6 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from flowshare.client.net.tcp import open_tcp
+from flowshare.client.settings import LinkSettings
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest
 from tests.server.edge.kit import batch, edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
@@ -58,3 +62,18 @@ async def test_groups_for_which_an_answer_has_no_room_are_refused_and_the_others
         assert errors(answer) == {"group_id_not_found", "invalid_request"}
         assert [group.group_id for group in answer.groups] == names
         assert "response.max.bytes" in answer.groups[-1].error_message
+
+
+async def test_a_call_for_the_offsets_of_more_share_partitions_than_an_answer_has_room_for_is_refused():
+    async with edge() as e:
+        e.listener.configure(replace(e.listener.limits, answer_bytes_max=64 * KIB))
+        link = await open_tcp(e.host, e.port, client_id="c", clock=e.server.clock, settings=LinkSettings())
+        try:
+            few, many = (DescribeShareGroupOffsetsRequest(group_id="g", topics={"t": (*range(n),)}) for n in (9, 999))
+            assert (await link.send(few)).error is ErrorCode.GROUP_ID_NOT_FOUND
+            answer = await link.send(many)
+            assert answer.error is ErrorCode.INVALID_REQUEST
+            assert "response.max.bytes" in answer.message
+            assert e.listener.answers.reserved == 0
+        finally:
+            await link.close()
