@@ -178,6 +178,33 @@ def test_with_the_public_half_of_another_worker_nobody_gets_further_than_the_gre
     virtually(scenario)
 
 
+def test_a_worker_that_fails_at_a_call_says_so_and_the_line_goes_on(caplog):
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            one, two = fleet.machines
+            place = WorkerAddress(0, *two.address)
+            made = await greet(
+                Peer(fleet, one, place), one.worker._pair, two.worker._pair.mark, generation=1, about="2"
+            )
+            answers = two.worker.calls._answers
+            works = answers[WorkerLeaving]
+            for error in (ValueError, TypeError, AttributeError, KeyError):
+                answers[WorkerLeaving] = fails(error)
+                with pytest.raises(ServerError, match=f"the call failed here .*{error.__name__}.*oh"):
+                    await made.call(WorkerLeaving())
+            answers[WorkerLeaving] = works
+            assert (await made.call(WorkerLeaving())).error is ErrorCode.NONE
+
+    def fails(error):
+        async def handler(_):
+            raise error("oh")
+
+        return handler
+
+    virtually(scenario)
+    assert caplog.text.count("Traceback") == 4
+
+
 def test_whether_a_fleet_has_a_group_is_told_to_other_fleets_and_nothing_else():
     async def scenario(clock):
         async with Fleet(clock, workers=1) as fleet:

@@ -6,6 +6,7 @@ a caller that may not do CLUSTER_ACTION is refused, too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.connection import InProcess
     from flowshare.server.share.service import ShareService
     from flowshare.share.group_state import ToInitialize
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -101,13 +104,18 @@ class FleetCalls:
         try:
             kind = self._kinds[opened.name]
             request = read(kind, opened.text)
+        except (KeyError, DecodeError) as error:
+            text = f"the call makes no sense here ({error}); are versions mixed?"
+            return Response(error=ErrorCode.INVALID_REQUEST, message=text)
+        try:
             if kind in self._configs:
                 return await self._configs[kind](request, connection)
             return await self._answers[kind](request)
         except EXPECTED as error:
             return refusal(Response, error)
-        except (KeyError, DecodeError) as error:
-            text = f"the call makes no sense here ({error}); are versions mixed?"
+        except (LookupError, ValueError, TypeError, AttributeError) as error:  # values that no worker of here sends
+            logger.exception("call failed: %s", opened.name)
+            text = f"the call failed here ({error!r}); are versions mixed? The worker's log has more"
             return Response(error=ErrorCode.INVALID_REQUEST, message=text)
 
     async def greet(self, call: SocketCall, request: m.GreetRequest) -> m.GreetResponse:
