@@ -43,7 +43,8 @@ def command(
         dry_run = dry_run or not execute
 
         async def act(session: CommandSession) -> Any:
-            session.send_as(app_path)
+            if deed.produces:
+                session.send_as(app_path)
             return await deed.act(session, dry_run=dry_run, **given)
 
         result = run(url, act, create=makes(given), groups=groups, reporter=TERMINAL)

@@ -44,6 +44,7 @@ class Deed:
     result of a dry run, and of the act; they get the arguments, too. check: makes the act's arguments from those that
     were read; raises ClickException where they do not go together. danger: it cannot be undone. trial: the command's
     option that asks for a dry run (`--dry-run`) or for the act (`--execute`); trial_of: the object of its help.
+    produces: it sends records, as the app of `--app` does.
     """
 
     command: str
@@ -55,6 +56,7 @@ class Deed:
     check: Callable[[Given], Given] = dict
     danger: bool = False
     on_workers: bool = False
+    produces: bool = False
     trial: str = ""
     trial_of: str = ""
 

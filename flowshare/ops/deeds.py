@@ -392,6 +392,7 @@ def _said_replayed(job: Replay, **_: Any) -> str:
     said=_said_replayed,
     trial="--dry-run",
     trial_of="how many, and where to",
+    produces=True,
 )
 async def _replay(
     session: CommandSession,

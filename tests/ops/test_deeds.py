@@ -141,6 +141,20 @@ def test_both_faces_call_the_same_act_with_the_same_arguments(acts, monkeypatch,
     assert tried == (action.deed.command, {**by_button[1], "dry_run": True})
 
 
+@pytest.mark.parametrize("name", [name for name, deed in DEEDS.items() if not deed.on_workers])
+def test_the_app_is_imported_only_by_a_deed_that_sends_records(acts, monkeypatch, name):
+    button, params, _ = next(one for one in GIVEN if ACTIONS[one[0]].deed.command == name)
+    words = shlex.split(ACTIONS[button].said(ACTIONS[button].read(params), "memory://"))[1:]
+    loaded = []
+    session = SimpleNamespace(send_as=loaded.append)
+    monkeypatch.setattr("flowshare.cli.acting.run", lambda _, function, **__: asyncio.run(function(session)))
+    with pytest.raises(SystemExit):
+        main([*words[:2], "--app", "shop:app", *words[2:]])
+
+    assert len(acts) == 1
+    assert loaded == (["shop:app"] if name == "dlq replay" else [])
+
+
 @pytest.mark.parametrize(("name", "params", "sentence"), WRONG)
 def test_both_faces_refuse_a_wrong_argument_with_the_same_sentence(acts, monkeypatch, capsys, name, params, sentence):
     action = ACTIONS[name]
