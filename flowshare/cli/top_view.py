@@ -23,7 +23,7 @@ WIDTH_MIN: Final = 20
 HEIGHT_MIN: Final = 4
 NAME_MIN: Final = 16
 GROUPS_MAX: Final = 10_000
-"""Groups that are kept; of more, the rest is only counted."""
+"""Groups that the screen keeps, or a look in a pipe asks for. Names are known of all groups: they are counted."""
 OLD_S: Final = 15.0
 """Figures that are older say so."""
 
