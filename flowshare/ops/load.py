@@ -167,9 +167,8 @@ class LoadWatch:
     ) -> Row:
         cost, limit = self._costs.get(name), agent.options.rate_limit
         waiting = (topic.backlog or 0) - (topic.delayed or 0) - round(busy * _in_flight(topic))
-        unknown = topic.backlog is None and not group.paused
         if topic.topic == retry_topic(agent.group):
-            waiting, unknown = 0, False  # for their time to come, not for handlers
+            waiting = 0  # for their time to come, not for handlers
         rate, most = parse_rate(group.settings.get(MAX_RATE, "")), int(group.settings.get(MAX_IN_FLIGHT) or 0)
         workers_max = None if most <= 0 else most / agent.options.records_at_once
         if agent.unshared:
@@ -186,7 +185,7 @@ class LoadWatch:
         return {
             "waiting": demand.waiting,
             "capacity_per_s": capacity_per_s(demand),
-            "needed_workers": None if unknown else needed(demand, target_age_s),
+            "needed_workers": needed(demand, target_age_s),
         }
 
     async def _run(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -140,33 +139,6 @@ def test_a_worker_that_measures_its_load_asks_for_no_breaker(monkeypatch):
         assert (asked, len(watch.seen.groups)) == ([], 1)
 
     watched(call, breaker=fs.Breaker())
-
-
-@pytest.mark.parametrize("paused", [False, True])
-def test_a_backlog_that_is_not_told_leaves_the_needed_workers_unknown_but_of_a_paused_group(monkeypatch, paused):
-    async def call(bus: Bus, watch: LoadWatch) -> None:
-        await flow(bus, watch, 30)
-        group, admin = bus.host.app.share_agents["bill"].group, bus.host.admin
-        assert watch.report()["known"] is True
-        if paused:
-            await admin.pause_group(group)
-        ask = admin.group_offsets
-
-        async def untold(name: str) -> list[object]:
-            return [replace(part, lag=-1, start_offset=-1) for part in await ask(name)]
-
-        monkeypatch.setattr(admin, "group_offsets", untold)
-        await watch.look()
-
-        report = watch.report()
-        assert watch.topics()[0]["backlog"] is None
-        expected = (0, True, 0) if paused else (1, False, None)
-        assert (report["workers"], report["known"], report["needed"]) == expected
-        monkeypatch.undo()
-        if paused:
-            await admin.resume_group(group)
-
-    watched(call)
 
 
 def test_retries_make_a_record_cost_more():
