@@ -27,6 +27,7 @@ from flowshare.client.consumer.inflight import Held
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError, Unsupported, check
 from flowshare.client.producer.channel import TopicPlace
 from flowshare.client.producer.outputs import packed
+from flowshare.client.session.ranges import AckResult
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.ranges import merged
 from flowshare.share.types import AcknowledgeType, AckRange
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from flowshare.client.consumer.inflight import Named
     from flowshare.client.producer.message import Message
     from flowshare.client.session.member import ShareMember
-    from flowshare.client.session.ranges import AckResult
     from flowshare.clock import Clock
     from flowshare.protocol.messages import RefusedOutput, SettleOutput, TopicMetadata
 
@@ -189,7 +189,7 @@ class Settles(Generic[K, V]):
         gone: set[int] = set()
         try:
             result = await self._asked(named, parts, _batches(attempts), outputs, ordered=ordered)
-            if isinstance(result, float):
+            if not isinstance(result, AckResult):
                 gone = set(attempts)
                 self._give_back(parts, attempts, result)
                 return False
