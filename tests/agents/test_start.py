@@ -35,7 +35,6 @@ NOT_NEEDED = {
     "flowshare.agents.codecs.registry",
     "kio",
     "opentelemetry",
-    "msgspec",
     "pydantic",
     "rich",
     "flowshare.backend.native",
@@ -82,7 +81,7 @@ def test_an_embedded_start_imports_nothing_that_its_first_record_does_not_need(t
         worker.communicate(timeout=60)
 
     assert {"flowshare.server.server", "flowshare.server.net.listener"} <= loaded
-    assert not NOT_NEEDED & loaded
+    assert NOT_NEEDED & loaded == set()
 
 
 def test_what_both_threads_would_load_is_loaded_before_the_second_one_starts(monkeypatch):

@@ -142,6 +142,7 @@ def test_the_one_supervisor_of_a_path_is_found_by_its_workers(shell, monkeypatch
 @pytest.mark.parametrize("command", [["drain"], ["resize", "3"]])
 def test_the_first_ctrl_c_ends_an_order_that_waits_for_its_answer(shell, monkeypatch, command):
     answered = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)
@@ -150,7 +151,10 @@ def test_the_first_ctrl_c_ends_an_order_that_waits_for_its_answer(shell, monkeyp
 
     monkeypatch.setattr("flowshare.cli.pages.ask", interrupted)
 
-    assert "interrupted" in shell(*command, "--web", "127.0.0.1:1", code=130)
+    try:
+        assert "interrupted" in shell(*command, "--web", "127.0.0.1:1", code=130)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert answered == []
 
 

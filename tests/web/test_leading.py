@@ -201,5 +201,5 @@ def test_a_broker_that_cannot_serve_its_pages_does_not_start(tmp_path):
     )
 
     assert done.returncode == 1
-    assert "--web-port" in done.stderr
+    assert "--web-bind" in done.stderr
     assert "listening" not in done.stdout
