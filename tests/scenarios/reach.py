@@ -93,6 +93,7 @@ NOT_ON_FLEET: Final[Mapping[str, str]] = {
     "X06": "The marker of a transaction takes an offset, and comes with the records or behind them.",
     "X26": "A broker takes one batch at a time: that many for one partition take longer than it is given.",
     **dict.fromkeys(["X45", "X46", "X47"], "Processes whose writes can be held cannot be killed."),
+    "X65": "The settle must begin in the last 0.6 s of a lock, and a request to a leader may take as long.",
     **dict.fromkeys(["X34", "X35", "X36", "X37", "X39.2", "X42", "X51", "X56"], _RETRIED),
     "A12": _HOLE,
     "A35": _HOLE,
