@@ -142,7 +142,9 @@ def _check_matched(done: Replay, topic: str, wanted: LetterFilter) -> None:
 
 
 def _parked_text(key: ParkedReplay, topic: str) -> str:
-    text = f"the parked key {text_of(key.key)} of group {key.group}: its {amount(key.letters, 'letter')}, in order"
+    text = (
+        f"the parked key {text_of(key.at.key)} of group {key.at.group}: its {amount(key.letters, 'letter')}, in order"
+    )
     if key.gone:
         offsets = ", ".join(map(str, key.gone))
         text += f"; those of the offsets {offsets} are not in {topic} any more, and others may be missing between them"

@@ -156,7 +156,9 @@ class StableWait(Generic[Ticket]):
         Raises: BoundReached when as many wait as may.
         """
         if len(self._parked) >= self._waiting_max:
-            raise BoundReached(f"{self._waiting_max} transactions wait for offsets before theirs to be committed")
+            raise BoundReached(
+                f"{self._waiting_max} settles wait for records before theirs: settle lower offsets first"
+            )
         self._order += 1
         first = min(first for first, _ in ranges)
         heappush(self._parked, Parked(first, self._order, ticket, generation, now_ms + self._wait_ms))

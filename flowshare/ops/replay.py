@@ -48,11 +48,19 @@ METADATA_MAX: Final = 4000
 """Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 
 
+class KeyAt(NamedTuple):
+    """A key of a share-partition, by its name (`key_name`)."""
+
+    group: str
+    topic: str
+    partition: int
+    key: bytes
+
+
 class ParkedReplay(NamedTuple):
     """A parked key that was replayed. gone: offsets of originals whose letters should be there and are not."""
 
-    group: str
-    key: bytes
+    at: KeyAt
     letters: int
     gone: tuple[int, ...] = ()
 
@@ -245,7 +253,7 @@ class Replay:
         known = {one for one in (told.parked.first, told.parked.last) if one > told.parked.done}
         gone = tuple(sorted(known.difference(int(letter["offset"]) for letter in letters)))
         self.sent[at.topic] = self.sent.get(at.topic, 0) + len(letters)
-        self.parked.append(ParkedReplay(at.group, at.key, len(letters), gone))
+        self.parked.append(ParkedReplay(at, len(letters), gone))
 
     async def _send_letters(
         self, to_send: Mapping[KeyAt, list[Message]], places: Mapping[KeyAt, list[tuple[int, int]]]
@@ -256,9 +264,10 @@ class Replay:
             failed = await self._send(topic, [(at, message) for at in keys for message in to_send[at]])
             await self.before.add([place for at in keys if at not in failed for place in places[at]])
             for at, error in failed.items():
-                self._refuse(f"the parked key {text_of(at.key)} of group {at.group}, which stays parked", error)
+                where = f"{at.topic}-{at.partition}, where it stays parked"
+                self._refuse(f"the parked key {text_of(at.key)} of group {at.group} in {where}", error)
                 self._uncount(topic, len(to_send[at]))
-                self.parked = [one for one in self.parked if (one.group, one.key) != (at.group, at.key)]
+                self.parked = [one for one in self.parked if one.at != at]
 
     async def _send(self, topic: str, messages: Sequence[tuple[K, Message]]) -> dict[K, ClientError]:
         """Send what belongs to something; the first error of each that was not sent whole."""
@@ -359,15 +368,6 @@ async def whole(step: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await task
         raise
-
-
-class KeyAt(NamedTuple):
-    """A key of a share-partition, by its name (`key_name`)."""
-
-    group: str
-    topic: str
-    partition: int
-    key: bytes
 
 
 def _marked(at: KeyAt, told: ParkedKeyTold, letters: Sequence[Mapping[str, Any]]) -> list[Message]:

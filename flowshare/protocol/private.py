@@ -11,8 +11,9 @@ A call is declared below its two plain classes in `protocol.messages`, and nothi
 
 The types of the fields are the bounds: `Text`, `Number` and `msgspec.Meta` limit what foreign bytes may cost. A field
 that is left at its default is not sent; missing fields and those of another type refuse a message, unknown ones a
-request: a newer server may tell more. Named tuples are arrays, bytes are base64, and a type that JSON does not have is
-written as its `columns`, and made of them.
+request: a newer server may tell more. An object within a field is sent whole, and what is unknown in it is passed over.
+Named tuples are arrays, bytes are base64, and a type that JSON does not have is written as its `columns`, and made of
+them.
 """
 
 from __future__ import annotations

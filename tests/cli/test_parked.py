@@ -3,16 +3,20 @@ sent."""
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.errors import RecordTooLarge
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
+from flowshare.ops.replay import KeyAt, Replay, Replayed
 from flowshare.protocol.key_hash import key_name
 from flowshare.protocol.messages import OffsetToCommit
+from flowshare.share.parking import ParkedKey
 from tests.agents.agents_kit import one_agent
 from tests.cli.test_commands import Shell
 from tests.waiting import until
@@ -177,10 +181,33 @@ def test_a_parked_key_that_cannot_be_sent_whole_is_told_and_the_keys_behind_it_a
     assert handled(shell, poison={0, 1}, declares=False, records=2) == []
 
     said = shell("dlq", "replay", "t.agent.dlq", code=1)
-    assert "1 cannot be sent: the parked key a of group t.agent, which stays parked (" in said
+    assert "1 cannot be sent: the parked key a of group t.agent in in-0, where it stays parked (" in said
     assert "MESSAGE_TOO_LARGE" in said
     assert handled(shell, declares=False, records=3) == [1]
     assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["a"]
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_stays_parked_in_one_topic_is_told_as_replayed_in_another(monkeypatch):
+    async def send_many(topic, messages, *, return_exceptions):
+        return [RecordTooLarge("too large") if topic == "a" else None for _ in messages]
+
+    async def add(self, places):
+        remembered.extend(places)
+
+    remembered = []
+    monkeypatch.setattr(Replayed, "add", add)
+    session = SimpleNamespace(admin=None, producer=SimpleNamespace(send_many=send_many))
+    replay = Replay(session, "g.dlq", None, dry_run=False, again=False)
+    keys = [KeyAt("g", topic, 0, b"k") for topic in "ab"]
+    for at in keys:
+        replay._note_parked(at, SimpleNamespace(parked=ParkedKey(first=3, done=2, last=3)), [{"offset": 3}])
+
+    await replay._send_letters({at: [Message(b"")] for at in keys}, {at: [(0, n)] for n, at in enumerate(keys)})
+
+    assert [one.at.topic for one in replay.parked] == ["b"]
+    assert remembered == [(0, 1)]
+    assert "the parked key k of group g in a-0, where it stays parked" in replay.why_refused()
 
 
 def test_a_key_that_is_parked_while_a_replay_runs_is_replayed_whole(shell, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from flowshare.client.consumer.consumer import ShareConsumer
 from flowshare.client.errors import ClientError, IllegalState, RecordError, ServerError, Unsupported
 from flowshare.client.producer.message import Message
-from flowshare.client.settings import ConsumerSettings
+from flowshare.client.settings import ConsumerSettings, LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
@@ -232,9 +232,9 @@ async def test_a_delay_that_is_none_is_refused(clock, delay):
 # --- on a server that is written by the test ----------------------------------------------------------------------
 
 
-async def of_a_server(clock, server, count=2):
+async def of_a_server(clock, server, count=2, **fields):
     """A consumer with so many records of the server."""
-    settings = replace(EXPLICIT, isolation_level=None)
+    settings = replace(EXPLICIT, isolation_level=None, **fields)
     consumer = ShareConsumer(server.connect, group_id="g", clock=clock, settings=settings, member_id="m")
     consumer.subscribe(["orders"])
     batch = BatchBuilder()
@@ -366,6 +366,24 @@ async def test_what_is_not_answered_and_not_held_any_more_has_an_unknown_outcome
     assert len(server.seen(m.ShareSettleRequest)) == 1
     assert not await consumer.settle(records, OUT)
     await consumer.close()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_an_ordered_settle_may_wait_for_its_turn_beside_the_time_of_a_request(clock, ordered):
+    server = FakeServer()
+    consumer, records = await of_a_server(clock, server, member=MemberSettings(link=LinkSettings(request_timeout=1.0)))
+    answer = asyncio.get_running_loop().create_future()
+    server.then(m.ShareSettleRequest, answer)
+    settling = asyncio.ensure_future(consumer.settle(records, OUT, ordered=ordered))
+    await settled()
+    for _ in range(40):
+        await clock.advance(0.1)
+    lost = len(server.connections) > 1 or len(server.seen(m.ShareSettleRequest)) > 1
+    settling.cancel()
+    answer.cancel()
+    await within(clock, 60, consumer.close())
+
+    assert lost != ordered
 
 
 async def test_a_consumer_that_closes_waits_for_its_settles(clock):

@@ -101,7 +101,7 @@ def test_a_waiter_fails_by_time_by_an_abort_and_by_a_rebalance():
 def test_only_so_many_wait():
     wait = StableWait(waiting_max=1)
     wait.park("a", [(5, 6)], 1, 0)
-    with pytest.raises(BoundReached, match="1 transactions wait"):
+    with pytest.raises(BoundReached, match="1 settles wait for records before theirs: settle lower offsets first"):
         wait.park("b", [(7, 8)], 1, 0)
     wait.release(6)
     wait.park("b", [(7, 8)], 1, 0)

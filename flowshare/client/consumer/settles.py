@@ -80,8 +80,8 @@ class Settles(Generic[K, V]):
         """Records of settles with an unknown outcome, with the attempt that was settled."""
         self._topics: dict[str, tuple[TopicPlace, float]] = {}
         self._missing: Sequence[str] = ()
-        self._said: str | None = None
-        """Why the server asked to wait last."""
+        self._said: dict[Named, str | None] = {}
+        """Why the server asked a settle to wait last, by its first record."""
         self._spread = 0
         self._closing = False
 
@@ -117,7 +117,7 @@ class Settles(Generic[K, V]):
         before = self._commits.first_in_hand(*first[:2]) if ordered else None
         if before is not None and before < first[2]:
             return f"{first[0]}-{first[1]}@{before} is in hand and comes first"
-        return self._member.trouble or self._said or "the server has not answered"
+        return self._member.trouble or self._said.get(first) or "the server has not answered"
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for all settles under way, at most `timeout_s` seconds; what the server does not settle now is left."""
@@ -202,6 +202,7 @@ class Settles(Generic[K, V]):
                 held.end_settle(offsets, gone)
             for one in named:
                 self._under_way.pop(one, None)
+            self._said.pop(named[0], None)
 
     def _give_back(self, parts: Parts[K, V], attempts: Mapping[int, int], delay_s: float) -> None:
         """Give records back that come behind a released one, not to be delivered before it; no handler's attempt is
@@ -233,7 +234,7 @@ class Settles(Generic[K, V]):
             if sure and (back_s := self._commits.comes_back_before(place, offsets, waited=waited)) is not None:
                 return back_s
             result = await self._member.settle(tp, acks, outputs, generation=generation, ordered=ordered)
-            self._said = result.message
+            self._said[named[0]] = result.message
             waited = result.error is ErrorCode.REQUEST_TIMED_OUT  # there, for its turn
             if self._closing or (result.error not in NOT_NOW and not waited):
                 return result

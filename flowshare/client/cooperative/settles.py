@@ -36,6 +36,7 @@ from flowshare.protocol.messages.cooperative import (
     PartitionProgress,
     StartEntry,
 )
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ NOT_NOW: Final = frozenset(
 )
 LOOK_S: Final = 0.05
 """After the end of a lease it is looked whether it was renewed."""
-PARK_S: Final = 5.0
-"""How long an ordered one may wait at the server."""
 LOST: Final = "the keys are another member's now"
 UNKNOWN: Final = "outcome unknown: the lease ended, or the keys were lost, before the settle was answered"
 
@@ -163,7 +162,7 @@ class Settles:
     async def _asked(self, partition: Partition, request: CooperativeSettleRequest) -> CooperativeSettleResponse:
         """The answer; not waited for past the lease. Raises: TimeoutError, OSError, ClientError."""
         left_s = partition.lease_end_s - self._clock.monotonic()
-        sending = self._link.send(request, wait_s=PARK_S if request.ordered else 0.0)
+        sending = self._link.send(request, wait_s=SETTLE_WAIT_MS / 1000 if request.ordered else 0.0)
         return await self._clock.wait_for(sending, max(LOOK_S, left_s))
 
     def _told(self, partition: Partition, records: Sequence[Record], answer: CooperativeSettleResponse) -> Settled:

@@ -29,6 +29,7 @@ from flowshare.protocol.messages import (
     ShareSettleRequest,
     TopicPartition,
 )
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
 from flowshare.share.session import EPOCH_CLOSE, EPOCH_OPEN, next_epoch
 from flowshare.share.types import AcknowledgeType, AckRange, AcquireMode
 
@@ -358,7 +359,8 @@ class Node:
             self.ride_due_s = None  # who has the turn sees to the pile at its end
 
     def send(self, kind: Kind, request: Any, now_s: float, **fields: Any) -> None:
-        wait_s = request.max_wait_ms / 1000 if kind == "fetch" else 0.0
+        ordered = kind == "settle" and request.ordered
+        wait_s = (request.max_wait_ms if kind == "fetch" else SETTLE_WAIT_MS if ordered else 0) / 1000
         due_s = None if self.keeps_time else now_s + self.owner.settings.request_timeout + wait_s
         if kind == "resume":
             due_s = now_s + RESUME_S

@@ -195,6 +195,10 @@ class RefusedOutput(NamedTuple):
     message: str | None = None
 
 
+SETTLE_WAIT_MS: Final = 5_000
+"""Longest time for which a server keeps an ordered settle, of share and of cooperative groups, waiting for its turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettleRequest(Request["ShareSettleResponse"]):
     """Accept and reject records of one share-partition and write outputs, in one step or not at all (flowshare's own).
@@ -389,6 +393,7 @@ SHARE_SETTLE: Final = Api(
     server=(0, 0),
     client=(0, 0),
     route=Route(To.SESSION),
+    wait_ms=lambda request: SETTLE_WAIT_MS if request.ordered else 0,
 )
 SHARE_GROUP_DESCRIBE: Final = Api(
     ApiKey.SHARE_GROUP_DESCRIBE,

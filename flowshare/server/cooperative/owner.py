@@ -18,8 +18,9 @@ from flowshare.cooperative.decisions import DecisionState
 from flowshare.core_errors import CoordinatorNotAvailable
 from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of, stable_metadata
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
 from flowshare.server.cooperative.apart import ApartSettles
-from flowshare.server.runtime.parked_settles import PARK_MS, ParkedSettles
+from flowshare.server.runtime.parked_settles import ParkedSettles
 
 if TYPE_CHECKING:
     import asyncio
@@ -182,7 +183,7 @@ class PartitionOwner:
         Raises: as `commit`; OutputRefused, and where outputs are written apart, StorageError and NotLed, too.
         """
         now_ms = self._begin()
-        until_ms = now_ms + PARK_MS
+        until_ms = now_ms + SETTLE_WAIT_MS
         ranges = [pair for entry in entries for pair in entry.ranges]
         while generation is not None and self.partition.waits(member, reset_epoch, entries):
             self._stats.parked += 1

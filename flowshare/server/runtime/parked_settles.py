@@ -3,7 +3,7 @@
 Nothing of a parked settle is decided, so nothing of it is there when it fails, and the member asks again.
 
     parked ──all before it is finished──→ its turn, in the order of the offsets
-      ├──`PARK_MS` are over──→ REQUEST_TIMED_OUT
+      ├──`SETTLE_WAIT_MS` are over──→ REQUEST_TIMED_OUT
       ├──the group is in a newer generation (cooperative groups)──→ REBALANCE_IN_PROGRESS
       └──something else has changed, or the partition is closed──→ looks again, and is told why
     `WAITING_MAX` wait ──→ THROTTLING_QUOTA_EXCEEDED: the member waits
@@ -12,11 +12,12 @@ Nothing of a parked settle is decided, so nothing of it is there when it fails, 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from flowshare.cooperative.pending import StableWait
 from flowshare.core_errors import RebalanceInProgress
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
@@ -25,16 +26,13 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.cooperative.ranges import Pair
 
-PARK_MS: Final = 5_000
-"""How long one waits here; a member asks again at once."""
-
 
 class ParkedSettles:
     """The parked settles of one partition of one group."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waits: StableWait[asyncio.Future[None]] = StableWait(wait_ms=PARK_MS)
+        self._waits: StableWait[asyncio.Future[None]] = StableWait(wait_ms=SETTLE_WAIT_MS)
         self._generation = 0
 
     def __len__(self) -> int:
@@ -71,7 +69,7 @@ class ParkedSettles:
 
     def look(self) -> None:
         """Wake all parked settles: each sees whether it may go on waiting."""
-        _wake(self._waits.expire(self._clock.steady_ms() + PARK_MS))
+        _wake(self._waits.expire(self._clock.steady_ms() + SETTLE_WAIT_MS))
 
 
 def _wake(futures: Iterable[asyncio.Future[None]]) -> None:

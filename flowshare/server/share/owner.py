@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
-from flowshare.server.runtime.parked_settles import PARK_MS, ParkedSettles
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
+from flowshare.server.runtime.parked_settles import ParkedSettles
 from flowshare.server.runtime.waiting import Alarm
 from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
@@ -245,10 +246,10 @@ class PartitionOwner:
         """Wait until all records before these are finished, or `settle` refuses these; call `settle` at once after it
         (SG-19.8).
 
-        Raises: InvalidRequest, BoundReached (too many wait), Refused (not their turn within PARK_MS);
+        Raises: InvalidRequest, BoundReached (too many wait), Refused (not their turn within SETTLE_WAIT_MS);
         UnknownTopicOrPartition, NotLed when no longer served here.
         """
-        until_ms = self._clock.steady_ms() + PARK_MS
+        until_ms = self._clock.steady_ms() + SETTLE_WAIT_MS
         ranges = [(batch.first, batch.last + 1) for batch in batches]
         while True:
             self.check_open()

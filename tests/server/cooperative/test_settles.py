@@ -14,7 +14,7 @@ from flowshare.log.base import OutputRefused, RecordsTooLarge, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DeleteTopicRequest
 from flowshare.protocol.messages.cooperative import CommitEntry
-from flowshare.server.runtime.parked_settles import PARK_MS
+from flowshare.protocol.messages.share import SETTLE_WAIT_MS
 from flowshare.testing.clock import settle
 from tests.server.cooperative.test_storage import FAILED, killed, refuse
 from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, UPPER, WHOLE, cooperative
@@ -286,7 +286,7 @@ async def test_49_a_rebalance_the_time_limit_and_a_lost_claim_fail_whoever_waits
 
         waits = asyncio.ensure_future(b.settle((5, 6), output=output(out, "5"), ordered=True))
         await settle()
-        await w.clock.advance(PARK_MS / 1000)
+        await w.clock.advance(SETTLE_WAIT_MS / 1000)
         assert (await waits).error is ErrorCode.REQUEST_TIMED_OUT
 
         waits = asyncio.ensure_future(b.settle((5, 6), output=output(out, "5"), ordered=True))
@@ -354,7 +354,7 @@ class History:
         ordered = [asyncio.ensure_future(self.one(b, first, first + 1, ordered=True)) for first in (5, 6)]
         await settle()
         await asyncio.gather(self.one(a, 0, 3, ordered=True), self.one(b, 20, 23))
-        await self.w.clock.advance(PARK_MS / 1000)
+        await self.w.clock.advance(SETTLE_WAIT_MS / 1000)
         await asyncio.gather(*ordered)
         await asyncio.gather(self.one(a, 30, 31), self.one(a, 30, 31), self.one(b, 40, 42))
         await self.one(a, 30, 31)
