@@ -30,14 +30,13 @@ from flowshare.ops.arguments import (
 from flowshare.ops.deed import Deed, Given, Order, Preview, effects
 from flowshare.ops.groups import check_pausing, is_cooperative, keep_parked, patiently, refuse_cooperative
 from flowshare.ops.letters import LetterFilter, filter_options, partitions_of, place_of, text_of
-from flowshare.ops.replay import Replay
 from flowshare.printable import printable
-from flowshare.protocol.key_hash import key_name
 from flowshare.share.ranges import merged
 
 if TYPE_CHECKING:
     from flowshare.client.admin.admin import OffsetReset, ResetTarget
     from flowshare.client.admin.browsing import ActName, Intervened
+    from flowshare.ops.replay import Replay
     from flowshare.ops.session import CommandSession
     from flowshare.protocol.messages import ConfigEntry
     from flowshare.share.ranges import Range
@@ -309,6 +308,8 @@ async def _unpark(
 
     KEY is the key's text; one that begins with a dash comes behind `--`. What is no text is named by --hex.
     """
+    from flowshare.protocol.key_hash import key_name  # not at import: `flowshare drain` is a hook, and starts quickly
+
     if dry_run:
         return []
     unpark = partial(session.admin.change_parked_key, group, "unpark")
@@ -413,6 +414,8 @@ async def _replay(
 
     One letter of a parked key brings all of its key that are not settled, in order (see `flowshare dlq parked`).
     """
+    from flowshare.ops.replay import Replay
+
     await partitions_of(session, topic)
     if target is not None:
         await partitions_of(session, target)  # a mistyped name would make a topic that nobody reads
