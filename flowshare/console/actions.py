@@ -11,10 +11,10 @@ from typing import Final
 from urllib.parse import urlencode
 
 from flowshare.console.forms import GROUP, Action, Field, Params, Texts, typed
+from flowshare.console.source import ACT_S
 from flowshare.ops.deeds import DEEDS
 from flowshare.share.types import Priority
 
-ACT_LIMIT_S: Final = 60.0
 REPLAY_LIMIT_S: Final = 1800.0
 
 
@@ -25,7 +25,7 @@ def _setting(name: str, title: str, setting: Field, value: Field) -> Action:
         deed=DEEDS["groups config"],
         fields=(GROUP, setting, value),
         texts=lambda params: {"group": [params["group"]], "settings": [f"{params['setting']}={params['value']}"]},
-        limit_s=ACT_LIMIT_S,
+        limit_s=ACT_S,
     )
 
 
@@ -45,14 +45,14 @@ def _intervention(name: str, title: str) -> Action:
         title=title,
         deed=DEEDS[f"groups {name.replace('_', '-')}"],
         fields=(GROUP, Field("topic"), Field("partition"), typed("ranges", "offsets", "5-9, 12", many=True)),
-        limit_s=ACT_LIMIT_S,
+        limit_s=ACT_S,
         back=lambda params: f"stuck?{urlencode({'group': params['group']})}",
     )
 
 
 _ALL: Final = (
-    Action(name="pause", title="Pause", deed=DEEDS["groups pause"], fields=(GROUP,), limit_s=ACT_LIMIT_S),
-    Action(name="resume", title="Resume", deed=DEEDS["groups resume"], fields=(GROUP,), limit_s=ACT_LIMIT_S),
+    Action(name="pause", title="Pause", deed=DEEDS["groups pause"], fields=(GROUP,), limit_s=ACT_S),
+    Action(name="resume", title="Resume", deed=DEEDS["groups resume"], fields=(GROUP,), limit_s=ACT_S),
     _setting(
         "set",
         "Change a setting",
@@ -88,7 +88,7 @@ _ALL: Final = (
             typed("topic", "topic", "empty: all it has", optional=True),
         ),
         texts=_reset_texts,
-        limit_s=ACT_LIMIT_S,
+        limit_s=ACT_S,
     ),
     Action(
         name="unpark",

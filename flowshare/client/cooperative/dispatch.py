@@ -124,10 +124,6 @@ class Dispatcher(Generic[R]):
         """Iterate over the records in flight."""
         return iter(self._flights.values())
 
-    def waiting_offsets(self) -> list[int]:
-        """Offsets of what waits, in no order."""
-        return [found.offset for queue in self._queues.values() for found in queue]
-
     def pending_hashes(self) -> set[int]:
         """Hashes that have a record in flight, or one that waits to be tried again."""
         retried = {queue[0].hash for queue in self._queues.values() if queue[0].not_before_s or queue[0].owed}
